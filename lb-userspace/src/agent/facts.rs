@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -10,6 +9,7 @@ use nix::{net::if_::InterfaceFlags, sys::socket::SockaddrStorage};
 use tokio::time::timeout;
 
 use crate::config::Settings;
+use crate::datapath::link_mtus;
 use crate::model::{Family, Protocol};
 use crate::plan::{Marks, NodeFacts};
 
@@ -42,12 +42,14 @@ pub(super) fn facts(addresses: &BTreeSet<IpAddr>, reserved: &Reserved, marks: Ma
     NodeFacts { addresses, absent: BTreeSet::new(), networks: networks(), reserved, marks, mtu: mtu() }
 }
 
-/// The most that a link takes, in bytes, of IPv4 and IPv6.
+/// The largest MTU of the links with an IPv4 address, and of those with an IPv6 address, in bytes; loopback does not count. `None`:
+/// there is no such link, or the kernel does not list it.
 pub(super) fn mtu() -> [Option<u32>; 2] {
-    Family::BOTH.map(widest)
+    let mtus = link_mtus();
+    Family::BOTH.map(|family| links_with(family).iter().filter_map(|name| mtus.get(name)).copied().max())
 }
 
-/// The networks that the node's links are in; empty if the kernel does not tell.
+/// The networks that the node's links are in; empty if the kernel does not list them.
 pub(super) fn networks() -> BTreeSet<IpNet> {
     let Ok(found) = nix::ifaddrs::getifaddrs() else { return BTreeSet::new() };
     let networks = found.filter_map(|interface| {
@@ -57,31 +59,15 @@ pub(super) fn networks() -> BTreeSet<IpNet> {
     networks.filter(|network| network.prefix_len() < network.max_prefix_len()).collect()
 }
 
-/// The most that a link with an address of this family takes, loopback apart; `None`: there is none, or the kernel does not tell.
-fn widest(family: Family) -> Option<u32> {
-    let found = nix::ifaddrs::getifaddrs().ok()?;
+/// The links with an address of this family, without loopback; none if the kernel does not list them.
+fn links_with(family: Family) -> BTreeSet<String> {
+    let Ok(found) = nix::ifaddrs::getifaddrs() else { return BTreeSet::new() };
     let of_family = found.filter(|interface| {
         let address = interface.address.and_then(ip);
         !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK) && address.is_some_and(|ip| Family::of(ip) == family)
     });
-    let names: BTreeSet<String> = of_family.map(|interface| interface.interface_name).collect();
-    names.iter().filter_map(|name| mtu_of(name)).max()
-}
-
-fn mtu_of(link: &str) -> Option<u32> {
-    let socket = std::net::UdpSocket::bind("127.0.0.1:0").or_else(|_| std::net::UdpSocket::bind("[::1]:0")).ok()?;
-    // SAFETY: an all-zero ifreq is valid: plain numbers and a union of them.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    let [name @ .., _end] = &mut request.ifr_name;
-    for (to, from) in name.iter_mut().zip(link.bytes()) {
-        *to = libc::c_char::from_ne_bytes([from]);
-    }
-    // SAFETY: a live socket, and a request that holds a NUL-terminated name; the kernel writes a number into its union.
-    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) } != 0 {
-        return None;
-    }
-    // SAFETY: the kernel has written it.
-    u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
+    // An IPv4 address can have a label: the link's name, a colon, and a text.
+    of_family.filter_map(|interface| interface.interface_name.split(':').next().map(str::to_owned)).collect()
 }
 
 fn ip(address: SockaddrStorage) -> Option<IpAddr> {

@@ -3,15 +3,16 @@
 use std::str::FromStr;
 
 use lb_common::limits;
-use serde::Deserialize;
-use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
-use super::ValueError;
+use super::named::{self, Named, NamedError};
 
 /// The least that a map works with: id 0 of the backends is never used.
 pub const MIN_MAP_ENTRIES: u32 = 2;
 /// The most that a map may be given. At 16 M entries the largest records take a gigabyte, which is a mistake at any node's size.
 pub const MAX_MAP_ENTRIES: u32 = 1 << 24;
+/// The names that a size can have.
+const NAMES: &str = "services, backends, endpoints, slots, flows4, flows6, udp_flows, sockets, names, stats, sources, vips, half_open or affinity";
 
 /// Capacities of the maps, in entries; the defaults are those of [`lb_common::limits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,15 +105,16 @@ impl MapSizes {
             _ => return None,
         })
     }
+}
 
-    fn set(&mut self, name: &str, entries: u32) -> Result<(), ValueError> {
-        let wrong = |what, expected| ValueError { given: format!("{name}={entries}"), what, expected };
-        let field = self.field(name).ok_or_else(|| {
-            wrong(
-                "the size of a map",
-                "services, backends, endpoints, slots, flows4, flows6, udp_flows, sockets, names, stats, sources, vips, half_open or affinity",
-            )
-        })?;
+impl Named for MapSizes {
+    const WHAT: &'static str = "the size of a map";
+    const WRITTEN: &'static str = "NAME=ENTRIES, as services=65536";
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), NamedError> {
+        let wrong = |what, expected| NamedError::new(&format!("{name}={value}"), what, expected);
+        let field = self.field(name).ok_or_else(|| wrong(Self::WHAT, NAMES))?;
+        let entries: u32 = value.parse().map_err(|_| wrong(Self::WHAT, Self::WRITTEN))?;
         if !(MIN_MAP_ENTRIES..=MAX_MAP_ENTRIES).contains(&entries) {
             return Err(wrong("a size that a map can have", "2 to 16777216 entries"));
         }
@@ -122,46 +124,16 @@ impl MapSizes {
 }
 
 impl FromStr for MapSizes {
-    type Err = ValueError;
+    type Err = NamedError;
 
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        let mut sizes = Self::default();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let parsed = part.split_once('=').and_then(|(name, count)| Some((name.trim(), count.trim().parse().ok()?)));
-            let (name, count) = parsed.ok_or_else(|| ValueError {
-                given: part.into(),
-                what: "the size of a map",
-                expected: "NAME=ENTRIES, as services=65536",
-            })?;
-            sizes.set(name, count)?;
-        }
-        Ok(sizes)
+    fn from_str(text: &str) -> Result<Self, NamedError> {
+        named::parse(text)
     }
 }
 
 impl<'de> Deserialize<'de> for MapSizes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TextOrMap;
-        impl<'de> Visitor<'de> for TextOrMap {
-            type Value = MapSizes;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("sizes of maps: services: 65536 and so on")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<MapSizes, E> {
-                text.parse().map_err(E::custom)
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<MapSizes, A::Error> {
-                let mut sizes = MapSizes::default();
-                while let Some((name, entries)) = map.next_entry::<String, u32>()? {
-                    sizes.set(&name, entries).map_err(de::Error::custom)?;
-                }
-                Ok(sizes)
-            }
-        }
-        deserializer.deserialize_any(TextOrMap)
+        named::deserialize(deserializer)
     }
 }
 
@@ -173,6 +145,9 @@ mod tests {
     fn what_is_not_named_keeps_its_default() {
         let sizes: MapSizes = "services=100, flows4=2048".parse().expect("valid");
         assert_eq!((sizes.services, sizes.flows4), (100, 2048));
+        let mapping: MapSizes =
+            serde_saphyr::from_str("services: 100\nflows4: 2048\n").expect("a mapping does as well");
+        assert_eq!(mapping, sizes);
         assert_eq!(MapSizes { services: limits::SERVICES, flows4: limits::FLOWS4, ..sizes }, MapSizes::default());
     }
 

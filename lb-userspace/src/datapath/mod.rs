@@ -34,6 +34,7 @@ mod program_log;
 mod program_pins;
 mod programs;
 mod reconciled_tables;
+mod route_netlink;
 mod serving;
 mod sets;
 mod settings;
@@ -44,7 +45,6 @@ mod switch;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    future::Future,
     net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -64,6 +64,8 @@ pub use net::name_of;
 use pins::{Created, Pins};
 use programs::{Loaded, Loading};
 use reconciled_tables::Sources;
+pub use route_netlink::link_mtus;
+use route_netlink::netlink_thread;
 use switch::{Prepared, Switching};
 
 pub use attach::{Attachment, How};
@@ -381,27 +383,6 @@ fn check_named(settings: &Settings) -> Result<(), DatapathError> {
         }
     }
     Ok(())
-}
-
-/// Runs netlink requests from code that may or may not be async, in a thread of this network namespace.
-fn netlink_thread<T, F>(requests: impl FnOnce(rtnetlink::Handle) -> F + Send) -> Result<T, DatapathError>
-where
-    T: Send,
-    F: Future<Output = Result<T, DatapathError>>,
-{
-    let failed = || DatapathError::kernel("open a netlink socket");
-    let run = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed())?;
-        runtime.block_on(async {
-            let (connection, handle, _) = rtnetlink::new_connection().map_err(failed())?;
-            let connection = tokio::spawn(connection);
-            let result = requests(handle).await;
-            connection.abort();
-            result
-        })
-    };
-    let joined = std::thread::scope(|scope| scope.spawn(run).join());
-    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! What the agent is told about the data path: plain values, parsed once.
+//! Settings of the data path: plain values, parsed once.
 
 use std::path::PathBuf;
 
 use ipnet::IpNet;
 use lb_common::{abi::map_name, limits, state::Timeouts};
+use wildmatch::WildMatch;
 
 pub use crate::config::{FastPath, Interfaces, MapSizes, PortRange, SocketLb, TcAttach, XdpMode};
 
@@ -116,7 +117,7 @@ pub(super) fn socket_lb_number(socket_lb: SocketLb) -> u8 {
 
 /// Whether the interface is named here; `auto` names none.
 pub(super) fn names(interfaces: &Interfaces, interface: &str) -> bool {
-    patterns(interfaces).iter().any(|pattern| matches(pattern.as_bytes(), interface.as_bytes()))
+    patterns(interfaces).iter().any(|pattern| WildMatch::new(pattern).matches(interface))
 }
 
 /// The names without wildcards: each of them must exist at the start.
@@ -131,16 +132,6 @@ fn patterns(interfaces: &Interfaces) -> &[String] {
     }
 }
 
-fn matches(glob: &[u8], name: &[u8]) -> bool {
-    match (glob.split_first(), name.split_first()) {
-        (None, None) => true,
-        (Some((b'*', rest)), _) => (0..=name.len()).any(|skipped| matches(rest, &name[skipped..])),
-        (Some((b'?', glob)), Some((_, name))) => matches(glob, name),
-        (Some((wanted, glob)), Some((found, name))) => wanted == found && matches(glob, name),
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,7 +139,9 @@ mod tests {
     #[test]
     fn globs_match_whole_names() {
         let interfaces: Interfaces = "veth*, cali?,eth0".parse().expect("well-formed");
-        for (name, named) in [("veth12", true), ("veth", true), ("cali1", true), ("cali12", false), ("eth01", false)] {
+        for (name, named) in
+            [("veth12", true), ("veth", true), ("cali1", true), ("cali12", false), ("cali", false), ("eth01", false)]
+        {
             assert_eq!(names(&interfaces, name), named, "{name}");
         }
         assert_eq!(literals(&interfaces).collect::<Vec<_>>(), ["eth0"]);

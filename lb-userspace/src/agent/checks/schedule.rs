@@ -1,12 +1,13 @@
-//! When which endpoint is asked: by turns, with jitter, so many in a second and at the same time. Pure: the time is an argument.
+//! The times of active checks: round-robin, with jitter, limited per second and at the same time. Pure: the time is an argument.
 //!
-//! Namespaces take turns, and none has more than its share under way: endpoints of one that never answer delay no other's checks.
+//! Namespaces alternate, and none has more than its share under way: endpoints of one that never answer delay no other's checks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fastrand::Rng;
 use tokio::time::Instant;
 
 use super::endpoint::{Answer, Effect, Endpoint, Event};
@@ -80,7 +81,7 @@ pub struct Schedule {
     free_at: Instant,
     /// Unhealthy by an agent before this one, and not known to be checked yet.
     restored: Unhealthy,
-    lot: u64,
+    random: Rng,
 }
 
 impl Schedule {
@@ -96,8 +97,7 @@ impl Schedule {
             under_way: HashMap::new(),
             free_at: now,
             restored,
-            // Zero would stay zero.
-            lot: seed | 1,
+            random: Rng::with_seed(seed),
         }
     }
 
@@ -127,7 +127,7 @@ impl Schedule {
             self.forget(&subject);
         }
         self.last_id += 1;
-        let due = now + check.interval.mul_f64(self.draw());
+        let due = now + check.interval.mul_f64(self.random.f64());
         let endpoint = Endpoint::new(due, self.restored.contains(&subject));
         let tenant = self.tenants.entry(subject.0.service.namespace.clone()).or_default();
         tenant.endpoints += 1;
@@ -198,7 +198,7 @@ impl Schedule {
             }
             self.forget_idle(&namespace);
         }
-        let jitter = 1.0 + JITTER * (2.0 * self.draw() - 1.0);
+        let jitter = 1.0 + JITTER * (2.0 * self.random.f64() - 1.0);
         // Nobody wants to know any more, if it is gone.
         let entry = self.entries.get_mut(&id)?;
         let pause = entry.check.interval.mul_f64(jitter);
@@ -235,15 +235,6 @@ impl Schedule {
     pub fn late(&self, now: Instant) -> Duration {
         let first = self.tenants.values().filter_map(|tenant| tenant.queue.first()).min();
         first.map_or(Duration::ZERO, |(due, _)| now.saturating_duration_since(*due))
-    }
-
-    /// From 0 to 1 (xorshift64*, Vigna 2016): good enough to keep checks apart.
-    fn draw(&mut self) -> f64 {
-        self.lot ^= self.lot >> 12;
-        self.lot ^= self.lot << 25;
-        self.lot ^= self.lot >> 27;
-        let high = u32::try_from(self.lot.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32).unwrap_or(u32::MAX);
-        f64::from(high) / f64::from(u32::MAX)
     }
 }
 
