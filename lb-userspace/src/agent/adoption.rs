@@ -62,7 +62,7 @@ pub(super) fn begin(maps_dir: &Path) -> Option<Adopter> {
     }
 }
 
-/// Starts the thread for what follows. `None`: there is nothing to follow, or there is no thread for it, which the log tells.
+/// Starts the thread for what follows. `None`: there is nothing to follow, or there is no thread for it, which is logged.
 pub(super) fn follow(
     adopter: Option<Adopter>,
     progress: watch::Receiver<Progress>,
@@ -100,14 +100,14 @@ impl Worker {
             return;
         } else if let Err(error) = self.adopter.restore() {
             tracing::warn!("adopted connections are not followed: {error}");
-            return self.tell(Some(&error));
+            return self.report_problem(Some(&error));
         }
         let adopted = self.adopter.count();
         while self.adopter.count() > 0 {
             let begun = clock::monotonic();
             let is_synced = self.progress.borrow().tables.synced;
             let followed = self.adopter.follow(now_s(), is_synced);
-            self.tell(followed.as_ref().err());
+            self.report_problem(followed.as_ref().err());
             let took = clock::monotonic().since(begun);
             if self.adopter.count() > 0 && self.is_over_after(PAUSE.max(took * PAUSE_FACTOR)) {
                 return;
@@ -117,7 +117,7 @@ impl Worker {
             self.adopter.finish();
             tracing::info!("the last adopted connection has ended");
         }
-        self.tell(None);
+        self.report_problem(None);
     }
 
     /// Until the programs are attached and the services are in the tables, or the window ends. `false`: the agent ends.
@@ -159,10 +159,10 @@ impl Worker {
             ),
             Err(error) => tracing::warn!("unknown segments pass until the adoption window ends: {error}"),
         }
-        self.tell(adopted.as_ref().err());
+        self.report_problem(adopted.as_ref().err());
     }
 
-    fn tell(&self, error: Option<&AdoptError>) {
+    fn report_problem(&self, error: Option<&AdoptError>) {
         let problem = error.map(ToString::to_string).or_else(|| self.adopter.problem());
         self.report.send_if_modified(|report| {
             let new = AdoptionReport { problem };

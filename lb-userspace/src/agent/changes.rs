@@ -14,7 +14,7 @@ pub(super) fn whole(snapshot: &Snapshot) -> PassReport {
     PassReport { services: snapshot.services.len() as u64, slices: snapshot.slices.len() as u64 }
 }
 
-/// When the changes of endpoints between two snapshots happened, where their writer told it.
+/// When the changes of endpoints between two snapshots happened, where their writer noted it.
 pub(super) fn happened(before: &Snapshot, after: &Snapshot) -> impl Iterator<Item = Timestamp> {
     before.slices.diff(&after.slices).filter_map(|change| match change {
         DiffItem::Add(_, slice) => slice.changed_at,

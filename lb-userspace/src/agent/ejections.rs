@@ -1,4 +1,4 @@
-//! Which backends are ejected, as the running agent knows it: told by the event ring, and looked through now and then, since a full
+//! The ejected backends, as the running agent knows them: from the event ring, and from a review at intervals, since a full
 //! ring loses records. The tables alone decide; this is for the log, Events and numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,12 +50,12 @@ impl Ejections {
                 .get(&id)
                 .is_some_and(|record| Some(record.generation) == before.map(|(known, _)| *known))
             {
-                tell(&mut self.log, subject, false, now);
+                log_change(&mut self.log, subject, false, now);
             }
         }
         match found {
             Some(found) => {
-                tell(&mut self.log, &found.1, true, now);
+                log_change(&mut self.log, &found.1, true, now);
                 self.known.insert(id, found);
             }
             None => drop(self.known.remove(&id)),
@@ -86,7 +86,7 @@ impl Ejections {
     }
 }
 
-fn tell(log: &mut LogBound, (service, endpoint): &Subject, is_ejected: bool, now: Instant) {
+fn log_change(log: &mut LogBound, (service, endpoint): &Subject, is_ejected: bool, now: Instant) {
     let Some(unsaid) = log.admits(now) else { return };
     if is_ejected {
         let why = "it left a connection unanswered that another backend answered, or refused one";

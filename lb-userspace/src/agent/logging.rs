@@ -17,7 +17,7 @@ pub fn start(format: LogFormat, level: LogLevel, programs: LogLevel) -> anyhow::
         .with_default(filter(level).min(LevelFilter::WARN))
         .with_target("lb_userspace", filter(level))
         .with_target("ballast", filter(programs))
-        // It logs each failed request as an error; the source tells of them, once and with the reason.
+        // It logs each failed request as an error; the source logs them, once and with the reason.
         .with_target("kube_client", LevelFilter::OFF);
     // This also bridges records of the `log` crate.
     match format {

@@ -11,11 +11,11 @@ use crate::datapath::Surroundings;
 use crate::model::{Family, Snapshot};
 use crate::plan::ProgrammedState;
 
-/// Who tells.
+/// Passes what the agent knows of the cluster to the data path.
 #[derive(Debug)]
 pub(super) struct Neighbours {
     to: watch::Sender<Surroundings>,
-    /// A snapshot without the Node says nothing: the API has not told it yet. A file that has none is the truth.
+    /// A snapshot without the Node says nothing: the API has not sent it yet. A file that has none is the truth.
     may_be_late: bool,
 }
 
@@ -25,8 +25,8 @@ impl Neighbours {
     }
 
     /// The networks of pods and services, the node's own addresses and those of the others.
-    pub fn tell_nodes(&self, snapshot: &Snapshot) {
-        self.tell(|known| Surroundings {
+    pub fn update_nodes(&self, snapshot: &Snapshot) {
+        self.update(|known| Surroundings {
             peers: snapshot.peers.clone().or(known.peers.clone()),
             service_cidrs: snapshot.service_cidrs.clone().or(known.service_cidrs.clone()),
             ..known.clone()
@@ -37,11 +37,11 @@ impl Neighbours {
             None => (BTreeSet::new(), BTreeSet::new()),
         };
         let (pods, primary) = node;
-        self.tell(|known| Surroundings { pods: Some(pods), primary, ..known.clone() });
+        self.update(|known| Surroundings { pods: Some(pods), primary, ..known.clone() });
     }
 
     /// What is published for external clients; `own`: the node's addresses. Looks at every frontend.
-    pub fn tell_published(&self, programmed: &ProgrammedState, own: &BTreeSet<IpAddr>) {
+    pub fn update_published(&self, programmed: &ProgrammedState, own: &BTreeSet<IpAddr>) {
         let (mut published, mut families, mut is_direct) = (BTreeSet::new(), BTreeSet::new(), false);
         for (frontend, entry) in
             programmed.frontends.iter().filter(|(_, entry)| entry.kind != frontend_kind::CLUSTER_IP)
@@ -52,12 +52,12 @@ impl Neighbours {
                 published.insert(frontend.address);
             }
         }
-        self.tell(|known| Surroundings { published, families, is_direct, ..known.clone() });
+        self.update(|known| Surroundings { published, families, is_direct, ..known.clone() });
     }
 
-    fn tell(&self, update: impl FnOnce(&Surroundings) -> Surroundings) {
+    fn update(&self, change: impl FnOnce(&Surroundings) -> Surroundings) {
         self.to.send_if_modified(|known| {
-            let new = update(known);
+            let new = change(known);
             let changed = *known != new;
             *known = new;
             changed

@@ -88,7 +88,7 @@ impl ObjectEvents {
             let failing = unhealthy.iter().map(|subject| (subject, ObjectEvent::of_unhealthy as EventMaker));
             let all: Vec<(&Subject, EventMaker)> = ejections.chain(failing).collect();
             let named = fair_share(&all, OBJECT_EVENTS_MAX, |((service, _), _)| &service.service.namespace);
-            let new = named.filter_map(|((service, endpoint), tell)| tell(service, *endpoint)).collect();
+            let new = named.filter_map(|((service, endpoint), event)| event(service, *endpoint)).collect();
             let changed = std::mem::replace(&mut self.avoided, new) != self.avoided;
             self.publish(changed);
         }
@@ -150,10 +150,10 @@ mod tests {
         let greedy = (0..5_000).map(|number| Refusal::new(format!("Service a-greedy/web-{number}"), "bad", "mend it"));
         let small = Refusal::new("Service small/web", "bad", "mend it");
         let all: Vec<Refusal> = greedy.chain([small]).collect();
-        for tell in [ObjectEvents::of_source, ObjectEvents::of_tables] {
-            tell(&mut object_events, &Refused::of(&all));
+        for update in [ObjectEvents::of_source, ObjectEvents::of_tables] {
+            update(&mut object_events, &Refused::of(&all));
             assert!(received.borrow().iter().any(|event| event.namespace == "small"));
-            tell(&mut object_events, &Refused::default());
+            update(&mut object_events, &Refused::default());
             assert!(received.borrow().is_empty());
         }
     }

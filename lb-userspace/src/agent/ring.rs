@@ -29,7 +29,7 @@ pub struct Takers {
     pub stream: EventStream,
 }
 
-/// Follows the ring until it fails, which the log tells. The ring has one reader.
+/// Follows the ring until it fails, which is logged. The ring has one reader.
 pub async fn follow(ring: RingBuf<MapData>, takers: Takers) {
     if let Err(error) = read(ring, takers).await {
         tracing::warn!("the event ring ended: {error}");
@@ -117,12 +117,12 @@ mod tests {
         };
         let reader = tokio::spawn(drain(ring, next, takers));
         let read = || count.load(Ordering::Relaxed);
-        let mut turns = 0;
-        while turns < 100 {
+        let mut bursts = 0;
+        while bursts < 100 {
             let before = read();
             tokio::task::yield_now().await;
-            turns += usize::from(read() > before);
-            assert!(read() - before <= TURN, "{} records in one turn", read() - before);
+            bursts += usize::from(read() > before);
+            assert!(read() - before <= TURN, "{} records in one burst", read() - before);
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
         let before = read();

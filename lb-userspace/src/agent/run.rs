@@ -17,7 +17,7 @@ use crate::model::{Refused, Snapshot};
 use crate::plan::BackendId;
 use crate::source::SourceStatus;
 
-/// What the loop turns.
+/// The parts that the loop runs.
 pub(super) struct Parts {
     pub datapath: Datapath,
     pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,

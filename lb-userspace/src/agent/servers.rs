@@ -74,18 +74,18 @@ pub(super) fn serve(
 
 /// The socket of the command line. A run folder that cannot be used keeps the command line away, and nothing else.
 async fn open_socket(run_dir: &Path) -> UnixListener {
-    let mut told = None;
+    let mut logged = None;
     loop {
         match report_socket::listen(run_dir) {
             Ok(listener) => return listener,
             Err(error) => {
                 let error = error.to_string();
-                if told.as_ref() != Some(&error) {
+                if logged.as_ref() != Some(&error) {
                     let run_dir = run_dir.display();
                     tracing::warn!(
                         "cannot listen in {run_dir}, so `ballast status` reaches no agent; make room, or choose another --run-dir: {error}"
                     );
-                    told = Some(error);
+                    logged = Some(error);
                 }
                 tokio::time::sleep(SOCKET_RETRY).await;
             }

@@ -1,4 +1,4 @@
-//! Starts what ends sockets of evicted backends, and tells what it did.
+//! Starts what ends sockets of evicted backends, and reports what it did.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::config::{Settings, SocketLb};
 use crate::observe::report::SocketsReport;
 use crate::sockets::{Destroyed, Destroyer, Reach};
 
-/// `None`: no sockets are translated, or there is no thread for it, which the log tells.
+/// `None`: no sockets are translated, or there is no thread for it, which is logged.
 pub(super) fn start(settings: &Settings, maps_dir: &Path) -> Option<Destroyer> {
     let reach = match settings.socket_lb {
         SocketLb::Off => return None,

@@ -72,7 +72,7 @@ pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
     let remembered = (health_checks, node_memory);
     let ended = Box::pin(with_source(&settings, &mut source, signals, listeners, remembered, &stop)).await;
     stop.cancel();
-    // Whatever it ended with has been told by its status.
+    // Its status has reported how it ended.
     let _ = source.task.await;
     ended
 }

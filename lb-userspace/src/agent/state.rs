@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(progress.report(at(40)).behind_seconds, None);
         assert_eq!(progress.report(at(40)).age_seconds, Some(9.0));
     }
-    /// A pass that does not tell changes nothing: retries of one subject are seconds apart.
+    /// A pass without a result of its own changes nothing: retries of one subject are seconds apart.
     #[test]
     fn tables_that_cannot_be_written_are_timed_until_a_write_succeeds() {
         let at = |seconds| Monotonic::from_duration(Duration::from_secs(seconds));

@@ -81,7 +81,7 @@ pub(super) struct Tables {
     is_moving: bool,
 }
 
-/// What turns with the tables.
+/// What runs beside the tables.
 pub(super) struct Beside {
     pub health_checks: HealthChecks,
     pub auditor: Auditor,
@@ -107,7 +107,7 @@ impl Tables {
     ) -> Self {
         let Beside { health_checks, auditor, object_events, node_memory, maintenance, sockets, .. } = beside;
         let Beside { sweeper, checks, neighbours, held_ports, .. } = beside;
-        neighbours.tell_published(programmer.programmed(), &facts.addresses);
+        neighbours.update_published(programmer.programmed(), &facts.addresses);
         Self {
             programmer,
             progress,
@@ -196,16 +196,16 @@ impl Tables {
         let first = self.is_first();
         // Writing maps blocks, but never for long: changes go in batches, and a run handles a bounded part of them.
         let report = self.programmer.sync(&snapshot, &self.facts, clock::monotonic());
-        self.written.tell(&report, first);
-        self.tell_local_cluster_ips();
-        self.neighbours.tell_nodes(&snapshot);
+        self.written.log(&report, first);
+        self.report_local_cluster_ips();
+        self.neighbours.update_nodes(&snapshot);
         self.note(&report, started.elapsed(), first);
         self.open_health_checks();
         self.want_checks();
     }
 
     /// Says which cluster IPs the node answers at by itself.
-    fn tell_local_cluster_ips(&self) {
+    fn report_local_cluster_ips(&self) {
         let local = self.programmer.local_cluster_ips();
         self.progress.send_if_modified(|progress| {
             let changed = progress.tables.local_cluster_ips != *local;
@@ -236,7 +236,7 @@ impl Tables {
             let first = self.is_first();
             let report = self.programmer.tick(clock::monotonic());
             if self.written.waits() || report.waiting > 0 {
-                self.written.tell(&report, first);
+                self.written.log(&report, first);
             } else if report.writes > 0 {
                 let (draining, gone) = (report.backends.draining, report.backends.gone);
                 tracing::debug!(draining, gone, writes = report.writes, "deadlines, retries and releases done");
@@ -249,7 +249,7 @@ impl Tables {
                 self.take_maintenance();
             }
             self.open_health_checks();
-            self.neighbours.tell_published(self.programmer.programmed(), &self.facts.addresses);
+            self.neighbours.update_published(self.programmer.programmed(), &self.facts.addresses);
             let (programmed, sweeper) = (self.programmer.programmed(), &self.sweeper);
             self.avoided_differ |=
                 self.ejections.review(programmed, |id, generation| sweeper.is_ejected(id, generation), started);
@@ -316,7 +316,7 @@ impl Tables {
 
     fn note(&mut self, report: &Report, took: Duration, whole: bool) {
         if whole {
-            self.neighbours.tell_published(self.programmer.programmed(), &self.facts.addresses);
+            self.neighbours.update_published(self.programmer.programmed(), &self.facts.addresses);
         }
         if report.waiting == 0 {
             self.maintenance.answer(self.programmer.programmed());

@@ -15,8 +15,8 @@ impl Written {
         self.waits
     }
 
-    /// A run is over. `is_news`: it is logged also if nothing was written.
-    pub fn tell(&mut self, report: &Report, is_news: bool) {
+    /// Logs a run that is over. `is_news`: also if nothing was written.
+    pub fn log(&mut self, report: &Report, is_news: bool) {
         self.writes += report.writes;
         self.waits = report.waiting > 0;
         let (revision, waiting) = (report.revision, report.waiting);

@@ -1,7 +1,7 @@
 //! Kubernetes Events about objects that are refused or degraded: which ones, how often, and the posting.
 //!
 //! It never holds anything up: what cannot be posted now is posted later or, beyond a bound, not at all. The log, metrics and
-//! `ballast status` tell of it as well.
+//! `ballast status` show it as well.
 
 mod object_event;
 mod post;

@@ -31,7 +31,7 @@ pub async fn run(
     wall: fn() -> Timestamp,
 ) {
     let mut schedule = Schedule::new(Instant::now());
-    let (mut failing, mut told) = (false, 0);
+    let (mut failing, mut logged_without_room) = (false, 0);
     loop {
         let now = Instant::now();
         let due = schedule.due(now);
@@ -42,10 +42,10 @@ pub async fn run(
                 }
                 schedule.set(&events.borrow_and_update(), now + later);
                 let without_room = schedule.without_room();
-                if without_room > told {
-                    tracing::warn!(without_room, "there is more to tell than there is room for Events");
+                if without_room > logged_without_room {
+                    tracing::warn!(without_room, "there are more refusals than room for Events");
                 }
-                told = without_room;
+                logged_without_room = without_room;
             }
             () = sleep_until(due.unwrap_or(now)), if due.is_some() => {
                 let Some(post) = schedule.next(Instant::now()) else { continue };

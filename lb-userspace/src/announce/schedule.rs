@@ -1,5 +1,5 @@
-//! Which Event is posted when: each once, again while it lasts, all of them at a bounded rate. Namespaces take turns, and each has a
-//! share of the room. Pure: the time is a value.
+//! When each Event is posted: once, again while it lasts, all of them at a bounded rate. Posts alternate between namespaces, and each
+//! namespace has a share of the room. Pure: the time is a value.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -68,8 +68,8 @@ pub struct Schedule {
     /// Events of this moment that found no room.
     without_room: usize,
     /// Number of each namespace's last post.
-    turns: BTreeMap<String, u64>,
-    last_turn: u64,
+    last_posts: BTreeMap<String, u64>,
+    post_count: u64,
 }
 
 impl Schedule {
@@ -80,8 +80,8 @@ impl Schedule {
             refilled: now,
             not_before: now,
             without_room: 0,
-            turns: BTreeMap::new(),
-            last_turn: 0,
+            last_posts: BTreeMap::new(),
+            post_count: 0,
         }
     }
 
@@ -101,7 +101,7 @@ impl Schedule {
             self.planned.entry((*event).clone()).or_insert(Planned { due: now, count: 0 });
         }
         self.without_room = events.len() - kept.len();
-        self.turns.retain(|namespace, _| namespaces.contains_key(namespace.as_str()));
+        self.last_posts.retain(|namespace, _| namespaces.contains_key(namespace.as_str()));
     }
 
     /// How many Events of this moment are not posted for want of room.
@@ -129,11 +129,11 @@ impl Schedule {
             return None;
         }
         let due = self.planned.iter().filter(|(_, planned)| planned.due <= now);
-        let turn = |event: &ObjectEvent| self.turns.get(&event.namespace).copied().unwrap_or(0);
-        let (event, planned) = due.min_by_key(|(event, planned)| (turn(event), planned.due))?;
+        let last_post = |event: &ObjectEvent| self.last_posts.get(&event.namespace).copied().unwrap_or(0);
+        let (event, planned) = due.min_by_key(|(event, planned)| (last_post(event), planned.due))?;
         self.tokens -= 1;
-        self.last_turn += 1;
-        self.turns.insert(event.namespace.clone(), self.last_turn);
+        self.post_count += 1;
+        self.last_posts.insert(event.namespace.clone(), self.post_count);
         let event = event.clone();
         Some(if planned.count == 0 { Post::Create(event) } else { Post::Again { event, count: planned.count + 1 } })
     }

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{model::ObjectName, plan::PortKey};
 
-/// What waits. The services take it in turns, one port at a time, so that a small service never waits for all of a large one.
+/// What waits. Services are served round-robin, one port at a time, so that a small service never waits for all of a large one.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     ports: BTreeMap<ObjectName, BTreeSet<PortKey>>,

@@ -1,4 +1,4 @@
-//! Tables in memory: for tests, and for a dry run. Refuses what the kernel would refuse, and fails when told to.
+//! Tables in memory: for tests, and for a dry run. Refuses what the kernel would refuse, and fails where a test asks for it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -86,7 +86,7 @@ impl MemoryStore {
         match self.failures.first_mut() {
             Some(0) => {
                 self.failures.remove(0);
-                Err(StoreError::Failed("told to fail".into()))
+                Err(StoreError::Failed("fails as the test asks".into()))
             }
             Some(left) => {
                 *left -= 1;

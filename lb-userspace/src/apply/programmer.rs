@@ -51,7 +51,7 @@ impl<S: Store> Programmer<S> {
         endpoints::distrust_unnamed(&mut loaded);
         let capacities = store.capacities();
         settings.slots = capacities.slots;
-        // Two that begin alike cannot both be ours: the larger one tells which frontends to write again.
+        // Two that begin alike cannot both be ours: the larger one shows which frontends to write again.
         let ranges: BTreeMap<u32, _> =
             loaded.ranges(capacities.slots).into_iter().map(|range| (range.base, range)).collect();
         let ranges: Vec<_> = ranges.into_values().collect();

@@ -171,8 +171,8 @@ fn a_failure_comes_again_after_a_pause_that_doubles() {
     assert_eq!(
         report.failures,
         [
-            "Service default/web:80/TCP: write name of service port 1: told to fail",
-            "address 10.96.0.1: write address 10.96.0.1: told to fail"
+            "Service default/web:80/TCP: write name of service port 1: fails as the test asks",
+            "address 10.96.0.1: write address 10.96.0.1: fails as the test asks"
         ]
     );
     let mut now = at(10);
@@ -213,7 +213,7 @@ fn a_subject_that_can_never_be_written_delays_no_other_and_is_tried_ever_more_ra
     assert_eq!((report.failing, programmer.store().frontends.len()), (0, 2));
 }
 
-/// The note of the revision tells it: where it cannot be written, nothing can.
+/// If the revision cannot be written, nothing can be written.
 #[test]
 fn tables_that_cannot_be_written_at_all_are_told_from_one_subject() {
     let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::without_drain_max(), at(10)).unwrap();
@@ -223,7 +223,7 @@ fn tables_that_cannot_be_written_at_all_are_told_from_one_subject() {
     assert_eq!((report.failed_writes, report.writable), (2, Some(Ok(()))), "the note is written");
     programmer.store_mut().failures = vec![0; 9];
     let report = programmer.tick(at(13));
-    assert_eq!(report.writable, Some(Err("noting the revision: told to fail".to_owned())));
+    assert_eq!(report.writable, Some(Err("noting the revision: fails as the test asks".to_owned())));
     programmer.store_mut().failures.clear();
     programmer.store_mut().broken.clear();
     assert_eq!(programmer.tick(at(17)).writable, Some(Ok(())));

@@ -19,7 +19,7 @@ pub struct Report {
     pub writes: usize,
     /// How many operations failed in this run.
     pub failed_writes: usize,
-    /// Whether the tables can be written at all, whatever becomes of one subject; `None`: this run does not tell.
+    /// Whether the tables can be written at all, whatever becomes of one subject; `None`: this run does not show it.
     pub writable: Option<Result<(), String>>,
     /// Frontends that are taken, then changes that a table has no room for. The others are served.
     pub refusals: Refused,

@@ -259,7 +259,7 @@ impl<S: Store> Programmer<S> {
     }
 
     /// Notes the revision where all of it is in the tables, and nothing waits. Where a write failed, what is noted already is written once more: this
-    /// tells the failure of one subject from tables that cannot be written at all.
+    /// distinguishes the failure of one subject from tables that cannot be written at all.
     fn note_programmed(&mut self, run: &mut Run) {
         let Some(revision) = self.revision else { return };
         run.report.revision = revision;

@@ -118,8 +118,8 @@ fn agent(dirs: &AgentDirs) -> Vec<Finding> {
             return vec![finding(Level::Warn, error.to_string(), Some(remedy))];
         }
     };
-    let told = report.datapath.problems.iter().chain(&report.datapath.warnings);
-    let told = told.map(|text| {
+    let reported = report.datapath.problems.iter().chain(&report.datapath.warnings);
+    let reported = reported.map(|text| {
         let (found, remedy) = text.split_once("; ").unwrap_or((text, "ballast status says more"));
         finding(Level::Warn, found.to_owned(), Some(remedy))
     });
@@ -129,7 +129,7 @@ fn agent(dirs: &AgentDirs) -> Vec<Finding> {
         found: format!("{address}: {LOCAL_CLUSTER_IP}"),
         remedy: None,
     });
-    [finding(Level::Ok, "runs".to_owned(), None)].into_iter().chain(told).chain(local).collect()
+    [finding(Level::Ok, "runs".to_owned(), None)].into_iter().chain(reported).chain(local).collect()
 }
 
 fn text(examined: &Examined) -> String {

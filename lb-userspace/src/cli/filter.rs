@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_told_with_what_would_be() {
-        for (line, told) in [
+        for (line, expected) in [
             ("--client nobody", "an address, a network"),
             ("--service demo/", "demo/web:80"),
             ("--service web:http", "no port number"),
@@ -298,7 +298,7 @@ mod tests {
         ] {
             let line = std::iter::once("get").chain(line.split_whitespace());
             let Err(error) = Line::try_parse_from(line) else { panic!("understood") };
-            assert!(error.to_string().contains(told), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
         }
     }
 }

@@ -70,7 +70,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(error) = &answer.error {
         bail!("{error}");
     }
-    let told = match order {
+    let unchanged = match order {
         Order::On(_) if !answer.changed => "It was in maintenance already.\n",
         Order::Off(_) if !answer.changed => "It was not in maintenance.\n",
         _ => "",
@@ -83,7 +83,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let nobody =
         if unserved { "No service has an endpoint there yet; one that comes takes no new flows.\n" } else { "" };
-    let text = |_| format!("{}{told}{nobody}", table(&answer));
+    let text = |_| format!("{}{unchanged}{nobody}", table(&answer));
     print(&render(arguments.output, &answer, text)?)
 }
 

@@ -89,7 +89,7 @@ struct AgentDirs {
 }
 
 impl AgentDirs {
-    /// Asks the agent that has this run folder. Where none answers, its locks tell whether one runs all the same.
+    /// Asks the agent that has this run folder. Where none answers, its locks show whether one runs all the same.
     fn ask<T>(&self, ask: impl FnOnce(&Path) -> Result<T, AskError>) -> Result<T, AskError> {
         ask(&self.run_dir).map_err(|error| match error {
             AskError::NotRunning { .. } => error.or_elsewhere(datapath::running_agent(&self.bpffs).as_deref()),

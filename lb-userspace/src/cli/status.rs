@@ -1,4 +1,4 @@
-//! `ballast status`: the agent's own report, and what the pinned maps and links tell without it.
+//! `ballast status`: the agent's own report, and what the pinned maps and links show without it.
 
 use std::time::Duration;
 

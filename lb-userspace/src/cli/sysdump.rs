@@ -35,10 +35,11 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         run_dir: arguments.dirs.run_dir.clone(),
         metrics: arguments.metrics,
     };
-    let tell = |item: &str| eprintln!("reading {item}");
+    let progress = |item: &str| eprintln!("reading {item}");
     let file = arguments.file.clone().unwrap_or_else(|| format!("{name}.tar.gz").into());
     if file == Path::new("-") {
-        let failed = write(&settings, &name, made_s, io::stdout().lock(), tell).context("cannot write the archive")?;
+        let failed =
+            write(&settings, &name, made_s, io::stdout().lock(), progress).context("cannot write the archive")?;
         tell_failed(failed);
         return Ok(());
     }
@@ -47,7 +48,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // What it holds is for those who may read the tables.
     std::os::unix::fs::OpenOptionsExt::mode(&mut open, 0o600);
     let archive = open.open(&file).with_context(|| format!("cannot make {}", file.display()))?;
-    let failed = write(&settings, &name, made_s, io::BufWriter::new(archive), tell)
+    let failed = write(&settings, &name, made_s, io::BufWriter::new(archive), progress)
         .with_context(|| format!("cannot write {}", file.display()))?;
     tell_failed(failed);
     writeln!(io::stdout(), "{}", file.display())?;

@@ -69,11 +69,11 @@ mod tests {
         assert_eq!((limits.per_second.get(), limits.in_flight), (7, IN_FLIGHT));
         let limits: CheckLimits = serde_saphyr::from_str("in-flight: 9\n").expect("a mapping does as well");
         assert_eq!((limits.per_second, limits.in_flight.get()), (PER_SECOND, 9));
-        for (text, told) in
+        for (text, hint) in
             [("rate=1", "per-second or in-flight"), ("per-second=0", "1 to 10000"), ("in-flight=10001", "1 to 10000")]
         {
             let error = text.parse::<CheckLimits>().expect_err("wrong").to_string();
-            assert!(error.contains(told), "{text}: {error}");
+            assert!(error.contains(hint), "{text}: {error}");
         }
         assert_eq!(MOST, 10_000, "as the error says");
     }

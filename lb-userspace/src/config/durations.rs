@@ -44,11 +44,11 @@ pub const WATCH_SILENCE: Bounds = Bounds {
     max: Duration::from_mins(10),
     because: "it is how long endpoints may be out of date unnoticed",
 };
-/// A runtime turns at least every five seconds.
+/// A runtime runs its heartbeat at least every five seconds.
 pub const STUCK_AFTER: Bounds = Bounds {
     min: Duration::from_secs(10),
     max: Duration::from_mins(10),
-    because: "an agent turns every 5s, and load balancers must learn soon that it does not",
+    because: "an agent has a heartbeat every 5s, and load balancers must learn soon that it stopped",
 };
 pub const BEHIND_AFTER: Bounds = Bounds {
     min: Duration::from_secs(1),

@@ -26,11 +26,8 @@ const OPEN: Bounds =
     Bounds { min: MINUTE, max: Duration::from_hours(120), because: "an idle connection that is forgotten is refused" };
 const CLOSING: Bounds =
     Bounds { min: Duration::from_secs(1), max: Duration::from_hours(1), because: "the last segments must get through" };
-const UDP: Bounds = Bounds {
-    min: Duration::from_secs(1),
-    max: Duration::from_hours(1),
-    because: "nothing tells that a UDP flow is over",
-};
+const UDP: Bounds =
+    Bounds { min: Duration::from_secs(1), max: Duration::from_hours(1), because: "no packet ends a UDP flow" };
 
 impl Named for FlowTimeouts {
     const WHAT: &'static str = "the timeout of a flow";
@@ -92,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_wrong_timeout_is_named_with_what_would_do() {
-        for (text, told) in [
+        for (text, hint) in [
             ("opened=1h", "half-open, open, closing"),
             ("open", "NAME=DURATION"),
             ("open=30s", "1m to 5days"),
@@ -103,7 +100,7 @@ mod tests {
             ("udp-unreplied=soon", "a duration like"),
         ] {
             let error = text.parse::<FlowTimeouts>().expect_err("wrong").to_string();
-            assert!(error.contains(told), "{text}: {error}");
+            assert!(error.contains(hint), "{text}: {error}");
         }
     }
 }

@@ -97,7 +97,7 @@ pub const FIELDS: &[(&str, Becomes)] = &[
     ("conntrack.tcpBeLiberal", Needless("no segment is dropped for its sequence number")),
     ("conntrack.udpTimeout", Becoming("flow-timeouts", |_, value| timeout("udp-unreplied", value))),
     ("conntrack.udpStreamTimeout", Becoming("flow-timeouts", |_, value| timeout("udp-stream", value))),
-    ("configSyncPeriod", Needless("watches tell of changes; resync-interval bounds what a watch may miss")),
+    ("configSyncPeriod", Needless("watches deliver changes; resync-interval bounds what a watch may miss")),
     ("portRange", Needless("kube-proxy does not use it")),
     ("windowsRunAsService", WINDOWS),
 ];

@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_wrong_size_is_named_with_what_would_do() {
-        for (text, told) in [
+        for (text, hint) in [
             ("service=1", "services, backends"),
             ("services", "NAME=ENTRIES"),
             ("services=many", "NAME=ENTRIES"),
@@ -161,7 +161,7 @@ mod tests {
             ("slots=16777217", "2 to 16777216"),
         ] {
             let error = text.parse::<MapSizes>().expect_err("wrong").to_string();
-            assert!(error.contains(told) && error.contains(text), "{text}: {error}");
+            assert!(error.contains(hint) && error.contains(text), "{text}: {error}");
         }
         assert_eq!((MIN_MAP_ENTRIES, MAX_MAP_ENTRIES), (2, 16_777_216), "as the error says");
     }

@@ -82,7 +82,7 @@ pub(super) struct Attacher {
     pub problems: BTreeMap<(u32, Point), String>,
     /// Why XDP is not native, by interface.
     pub xdp_reasons: BTreeMap<u32, String>,
-    /// What was attached before the round, to tell news from the confirmed.
+    /// What was attached before the round, to distinguish new attachments from confirmed ones.
     before: BTreeMap<(u32, Point), Attachment>,
     /// Interfaces with a clsact qdisc, where filters of an earlier start may hang.
     clsact: BTreeSet<u32>,

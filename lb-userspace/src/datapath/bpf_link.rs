@@ -1,7 +1,7 @@
 //! bpf(2) for links and pins: attach by interface index, replace the program, pin, and ask what a link holds.
 //!
 //! aya attaches TCX by interface name, which a rename makes another interface's, and shows neither a link's interface nor its
-//! cgroup; both are needed to tell a live pin from the rest of a vanished interface. Minimum kernel: 5.9 (XDP links).
+//! cgroup; both are needed to distinguish a live pin from the rest of a vanished interface. Minimum kernel: 5.9 (XDP links).
 
 use std::{
     ffi::CString,

@@ -1,4 +1,4 @@
-//! Attachments and entries that somebody else took away or changed: found by looking at each, told by name, put right by the next round.
+//! Attachments and entries that somebody else took away or changed: found by a check of each, reported by name, repaired by the next round.
 
 use rtnetlink::Handle;
 use tokio::sync::{mpsc, oneshot};
@@ -52,7 +52,7 @@ pub(super) struct Request {
 
 impl Auditor {
     /// Has every attachment looked at now; the answer comes when that is done. Unless `dry_run`, what is missing is attached
-    /// again, and faults that rounds have put right since the last question are told, too. No answer: the data path is not
+    /// again, and faults that rounds have put right since the last question are reported, too. No answer: the data path is not
     /// followed any more, or busy with other questions.
     pub fn ask(&self, dry_run: bool) -> oneshot::Receiver<Vec<Fault>> {
         let (reply, answer) = oneshot::channel();

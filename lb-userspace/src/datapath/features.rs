@@ -106,7 +106,7 @@ impl fmt::Display for Feature {
 
 const COOKIE_BYTES: libc::socklen_t = 8;
 
-/// The kernel's cookie of this process's network namespace; `None`: it tells none.
+/// The kernel's cookie of this process's network namespace; `None`: it has none.
 pub(super) fn namespace_cookie() -> Option<u64> {
     let socket = std::os::unix::net::UnixDatagram::unbound().ok()?;
     let (mut cookie, mut length) = (0_u64, COOKIE_BYTES);
@@ -132,7 +132,7 @@ pub(super) fn check_memory_limit() -> Result<(), DatapathError> {
 }
 
 /// Refuses a kernel under which a program of packets may preempt another one on its CPU: both would write the same scratch record. Under
-/// PREEMPT_RT a lock of each CPU kept them apart until Linux 6.18 (commit 3253cb49cbad), and in stable kernels until 6.12.57. Nothing tells
+/// PREEMPT_RT a lock of each CPU kept them apart until Linux 6.18 (commit 3253cb49cbad), and in stable kernels until 6.12.57. Nothing shows
 /// whether this kernel was built with it (`CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`).
 pub(super) fn check_preemption() -> Result<(), DatapathError> {
     let version = rustix::system::uname().version().to_string_lossy().into_owned();

@@ -170,7 +170,7 @@ impl Datapath {
         self.absent = self.addresses.difference(&present).copied().collect();
         let mut troubles = Vec::new();
         // Before programs are attached that need it.
-        let (told, trouble) = self.tell_sources(net, work);
+        let (written, trouble) = self.write_sources(net, work);
         troubles.extend(trouble.map(|error| error.to_string()));
         for ifindex in self.known(work)? {
             let left = if !net.contains(ifindex) {
@@ -200,7 +200,7 @@ impl Datapath {
         }
         self.served = serving::served(&wanted, &self.attacher);
         let surroundings = self.surroundings.1.borrow().clone();
-        self.warnings.1 = serving::warnings(&wanted, &net.candidates(), &told, &surroundings, serving::forwards);
+        self.warnings.1 = serving::warnings(&wanted, &net.candidates(), &written, &surroundings, serving::forwards);
         self.keep_faults(faults);
         self.names = wanted.into_iter().map(|(ifindex, link)| (ifindex, (link.name, link.role))).collect();
         for new in troubles.iter().filter(|trouble| !self.troubles.contains(trouble)) {
@@ -244,9 +244,9 @@ impl Datapath {
         Ok(())
     }
 
-    /// Tells the programs who clients are and who stands in for them; in a round the tables are looked at first.
-    /// What has no room there is left out, and keeps nothing else from being done.
-    fn tell_sources(&mut self, net: &Net, work: Due) -> (sources::Wanted, Option<DatapathError>) {
+    /// Writes the tables of client networks and of SNAT addresses; in a round they are compared first. Entries without room are left
+    /// out, and the rest is done.
+    fn write_sources(&mut self, net: &Net, work: Due) -> (sources::Wanted, Option<DatapathError>) {
         let looked = if work >= Due::Round { self.sources.check(true) } else { Ok(Vec::new()) };
         let (faults, unread) = looked.map_or_else(|error| (Vec::new(), Some(error)), |faults| (faults, None));
         let wanted = sources::wanted(

@@ -141,7 +141,7 @@ pub struct Datapath {
 #[serde(rename_all = "camelCase")]
 pub struct ProgramSize {
     pub name: &'static str,
-    /// Instructions that the verifier walked; 0: not told.
+    /// Instructions that the verifier walked; 0: not known.
     pub verified_instructions: u32,
     pub jited_bytes: u32,
 }
@@ -251,7 +251,7 @@ impl Datapath {
         self.status.subscribe()
     }
 
-    /// Where to tell what the links do not: taken up at once while they are followed.
+    /// Takes what the links do not show: taken up at once while they are followed.
     pub fn surroundings(&self) -> watch::Sender<Surroundings> {
         self.surroundings.0.clone()
     }

@@ -65,7 +65,7 @@ fn xdp(attacher: &Attacher, ifindex: u32) -> Option<How> {
 pub(super) fn warnings(
     links: &BTreeMap<u32, Wanted>,
     candidates: &[Candidate],
-    told: &sources::Wanted,
+    written: &sources::Wanted,
     surroundings: &Surroundings,
     forwards: impl Fn(&str, Family) -> Option<bool>,
 ) -> Vec<String> {
@@ -95,8 +95,8 @@ pub(super) fn warnings(
     }
     for family in published {
         let has = match family {
-            Family::V4 => told.masquerade4.contains_key(&ANY_LINK),
-            Family::V6 => told.masquerade6.contains_key(&ANY_LINK),
+            Family::V4 => written.masquerade4.contains_key(&ANY_LINK),
+            Family::V6 => written.masquerade6.contains_key(&ANY_LINK),
         };
         if !has {
             warnings.push(format!(
@@ -106,7 +106,7 @@ pub(super) fn warnings(
             ));
         }
     }
-    let knows_peers = told.networks.values().any(|flags| flags & network_flags::PEER != 0);
+    let knows_peers = written.networks.values().any(|flags| flags & network_flags::PEER != 0);
     if surroundings.is_direct && surroundings.peers.is_some() && !knows_peers {
         warnings.push(
             "direct server return is asked for, and no other node is known: what others send whole to backends of this one is dropped \
@@ -163,14 +163,14 @@ mod tests {
         let address = "192.0.2.1".parse().expect("an address");
         let standing = Standing::Primary;
         let candidates = [Candidate { ifindex: 2, address, standing, is_uplink: true, is_loopback: false }];
-        let told = sources::Wanted {
+        let written = sources::Wanted {
             masquerade4: [(ANY_LINK, vec!["192.0.2.1".parse().expect("an address")])].into(),
             ..sources::Wanted::default()
         };
         let warn = |published: &[Family], forwards: bool| {
             let surroundings =
                 Surroundings { families: published.iter().copied().collect(), ..Surroundings::default() };
-            warnings(&links, &candidates, &told, &surroundings, |_, _| Some(forwards))
+            warnings(&links, &candidates, &written, &surroundings, |_, _| Some(forwards))
         };
         assert!(warn(&[Family::V4], true).is_empty());
         let found = warn(&[Family::V4], false);
@@ -183,8 +183,8 @@ mod tests {
     }
     #[test]
     fn a_node_that_knows_no_other_says_so_where_direct_server_return_is_asked_for() {
-        let warn = |surroundings: &Surroundings, told: &sources::Wanted| {
-            warnings(&BTreeMap::new(), &[], told, surroundings, |_, _| Some(true))
+        let warn = |surroundings: &Surroundings, written: &sources::Wanted| {
+            warnings(&BTreeMap::new(), &[], written, surroundings, |_, _| Some(true))
         };
         let (nobody, all) = (sources::Wanted::default(), "192.0.2.0/24".parse().expect("a network"));
         let peers = sources::Wanted { networks: [(all, network_flags::PEER)].into(), ..sources::Wanted::default() };
@@ -194,6 +194,6 @@ mod tests {
         assert_eq!(warn(&known, &peers), [] as [String; 0]);
         assert_eq!(warn(&Surroundings { is_direct: false, ..known.clone() }, &nobody), [] as [String; 0]);
         let late = Surroundings { peers: None, ..known };
-        assert_eq!(warn(&late, &nobody), [] as [String; 0], "the API has not told them yet");
+        assert_eq!(warn(&late, &nobody), [] as [String; 0], "the API has not sent them yet");
     }
 }

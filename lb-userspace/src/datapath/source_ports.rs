@@ -112,7 +112,7 @@ mod tests {
     fn the_kernels_default_leaves_ours_alone() {
         let (ports, warning) = choose(None, Some(&local("32768\t60999\n", "\n"))).expect("apart");
         assert_eq!((ports, warning), (SourcePorts::DEFAULT, None));
-        assert_eq!(choose(None, None).expect("not told").0, SourcePorts::DEFAULT);
+        assert_eq!(choose(None, None).expect("not known").0, SourcePorts::DEFAULT);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::model::Family;
 /// Key of `masquerade4` and `masquerade6` for links that have none of their own.
 pub(super) const ANY_LINK: u32 = 0;
 
-/// What the rest of the agent knows of the cluster's network, and the links do not tell.
+/// What the rest of the agent knows of the cluster's network, and the links do not show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
     /// Networks of the pods that the Node object names; `None`: not known yet.

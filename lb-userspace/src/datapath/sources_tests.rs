@@ -98,7 +98,7 @@ fn the_address_that_stands_in_stays_while_the_node_is_not_known() {
     let uplink = |address: &str| Candidate { is_uplink: true, ..candidate(2, address) };
     let all = [uplink("192.0.2.1"), uplink("192.0.2.2"), candidate(3, "10.0.0.1"), candidate(3, "10.0.0.2")];
     let own: BTreeSet<IpAddr> = all.iter().map(|found| found.address).collect();
-    let told = |all: &[Candidate], surroundings: &Surroundings, held: &Wanted| {
+    let written = |all: &[Candidate], surroundings: &Surroundings, held: &Wanted| {
         wanted(all, &own, &Settings::default(), surroundings, held)
     };
     let known = Surroundings {
@@ -106,19 +106,23 @@ fn the_address_that_stands_in_stays_while_the_node_is_not_known() {
         primary: ["192.0.2.2".parse().expect("an address")].into(),
         ..Surroundings::default()
     };
-    let before = told(&all, &known, &Wanted::default());
+    let before = written(&all, &known, &Wanted::default());
     let expected = pairs(&[(0, "192.0.2.2"), (2, "192.0.2.2"), (3, "10.0.0.1")]);
     assert_eq!(shown(&before.masquerade4), expected);
-    // The agent starts anew, and the API has not told the Node yet; something is published at the address besides.
+    // The agent starts anew, and the API has not sent the Node yet; something is published at the address besides.
     let unknown = Surroundings { published: known.primary.clone(), ..Surroundings::default() };
-    let after = told(&all, &unknown, &before);
+    let after = written(&all, &unknown, &before);
     assert_eq!(shown(&after.masquerade4), expected);
-    assert_eq!(shown(&told(&all, &unknown, &Wanted::default()).masquerade4)[1].1, "192.0.2.1", "by itself another one");
+    assert_eq!(
+        shown(&written(&all, &unknown, &Wanted::default()).masquerade4)[1].1,
+        "192.0.2.1",
+        "by itself another one"
+    );
     // An address that the node has no more is no SNAT address.
-    let fewer = shown(&told(&[all[0], all[2]], &unknown, &after).masquerade4);
+    let fewer = shown(&written(&[all[0], all[2]], &unknown, &after).masquerade4);
     assert_eq!(fewer, pairs(&[(0, "192.0.2.1"), (2, "192.0.2.1"), (3, "10.0.0.1")]));
     let other = Surroundings { primary: ["192.0.2.1".parse().expect("an address")].into(), ..known };
-    assert_eq!(shown(&told(&all, &other, &after).masquerade4)[1].1, "192.0.2.1", "the Node is the truth");
+    assert_eq!(shown(&written(&all, &other, &after).masquerade4)[1].1, "192.0.2.1", "the Node is the truth");
 }
 
 #[test]
@@ -128,13 +132,13 @@ fn networks_of_pods_stay_while_the_node_is_not_known() {
     let held = Wanted { networks: networks.into(), ..Wanted::default() };
     let own = BTreeSet::from(["192.0.2.1".parse().expect("an address")]);
     let settings = Settings { cluster_cidrs: vec![network("fd00:10::/56")], ..Settings::default() };
-    let told = |surroundings: &Surroundings| wanted(&[], &own, &settings, surroundings, &held).networks;
+    let written = |surroundings: &Surroundings| wanted(&[], &own, &settings, surroundings, &held).networks;
     let mut surroundings = Surroundings::default();
     let node = (network("192.0.2.1/32"), network_flags::NODE);
     let cluster = (network("fd00:10::/56"), network_flags::PODS);
-    assert_eq!(told(&surroundings), [(network("10.244.1.0/24"), network_flags::PODS), node, cluster].into());
+    assert_eq!(written(&surroundings), [(network("10.244.1.0/24"), network_flags::PODS), node, cluster].into());
     surroundings.pods = Some([network("10.244.2.0/24")].into());
-    assert_eq!(told(&surroundings), [(network("10.244.2.0/24"), network_flags::PODS), node, cluster].into());
+    assert_eq!(written(&surroundings), [(network("10.244.2.0/24"), network_flags::PODS), node, cluster].into());
 }
 
 #[test]
@@ -142,18 +146,18 @@ fn the_other_nodes_stay_until_others_are_known_and_the_settings_add_to_them() {
     let network = |text: &str| text.parse::<IpNet>().expect("a network");
     let networks = [(network("192.0.2.7/32"), network_flags::PEER), (network("192.0.2.9/32"), network_flags::NODE)];
     let held = Wanted { networks: networks.into(), ..Wanted::default() };
-    let told = |surroundings: &Surroundings| {
+    let written = |surroundings: &Surroundings| {
         let settings = Settings { dsr_peers: vec![network("fd00:1::/64")], ..Settings::default() };
         wanted(&[], &BTreeSet::new(), &settings, surroundings, &held).networks.into_keys().collect::<Vec<_>>()
     };
     let pods = Some(BTreeSet::new());
     let mut surroundings = Surroundings { pods, ..Surroundings::default() };
-    assert_eq!(told(&surroundings), [network("192.0.2.7/32"), network("fd00:1::/64")]);
+    assert_eq!(written(&surroundings), [network("192.0.2.7/32"), network("fd00:1::/64")]);
     surroundings.peers =
         Some(Arc::new(["192.0.2.8".parse().expect("an address"), "fd00:1::8".parse().expect("an address")].into()));
-    assert_eq!(told(&surroundings), [network("192.0.2.8/32"), network("fd00:1::/64"), network("fd00:1::8/128")]);
+    assert_eq!(written(&surroundings), [network("192.0.2.8/32"), network("fd00:1::/64"), network("fd00:1::8/128")]);
     surroundings.peers = Some(Arc::default());
-    assert_eq!(told(&surroundings), [network("fd00:1::/64")]);
+    assert_eq!(written(&surroundings), [network("fd00:1::/64")]);
 }
 
 /// By the definition: everything that holds a network says something of it.
@@ -206,17 +210,17 @@ fn service_cidrs_stay_until_others_are_known_and_the_settings_add_to_them() {
         [(network("10.96.0.0/12"), network_flags::SERVICES), (network("10.244.0.0/16"), network_flags::PODS)];
     let held = Wanted { networks: networks.into(), ..Wanted::default() };
     let settings = Settings { service_cidrs: vec![network("fd00:96::/112")], ..Settings::default() };
-    let told = |surroundings: &Surroundings| {
+    let written = |surroundings: &Surroundings| {
         let wanted = wanted(&[], &BTreeSet::new(), &settings, surroundings, &held);
         assert!(wanted.networks.values().all(|flags| *flags == network_flags::SERVICES));
         wanted.networks.into_keys().collect::<Vec<_>>()
     };
     let mut surroundings = Surroundings { pods: Some(BTreeSet::new()), ..Surroundings::default() };
-    assert_eq!(told(&surroundings), [network("10.96.0.0/12"), network("fd00:96::/112")]);
+    assert_eq!(written(&surroundings), [network("10.96.0.0/12"), network("fd00:96::/112")]);
     surroundings.service_cidrs = Some(Arc::new([network("10.112.0.0/16"), network("10.113.0.0/16")].into()));
-    assert_eq!(told(&surroundings), [network("10.112.0.0/16"), network("10.113.0.0/16"), network("fd00:96::/112")]);
+    assert_eq!(written(&surroundings), [network("10.112.0.0/16"), network("10.113.0.0/16"), network("fd00:96::/112")]);
     surroundings.service_cidrs = Some(Arc::default());
-    assert_eq!(told(&surroundings), [network("fd00:96::/112")]);
+    assert_eq!(written(&surroundings), [network("fd00:96::/112")]);
 }
 
 #[test]

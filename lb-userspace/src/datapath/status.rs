@@ -1,4 +1,4 @@
-//! What is attached where and how: told by the running agent, or read from the pins when none runs.
+//! What is attached where and how: reported by the running agent, or read from the pins when none runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

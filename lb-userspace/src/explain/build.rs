@@ -287,7 +287,7 @@ fn result<const N: usize>(decision: &Decision<N>, key: &FlowKey<N>, is_open: boo
     }
 }
 
-/// Whether new connections of pods to the backend get the fast path, as far as the tables tell.
+/// Whether new connections of pods to the backend get the fast path, as far as the tables show.
 fn is_fast_path_open<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, decision: &Decision<N>) -> bool {
     let backend = stored.backend(decision.backend).filter(|_| decision.action == Action::ToBackend);
     let kind = |backend: Backend<N>| {

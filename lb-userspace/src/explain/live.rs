@@ -116,7 +116,7 @@ where
         })
     }
 
-    /// What the programs were loaded with, as far as the tables tell. SNAT ports: the default range, unless they are known otherwise.
+    /// What the programs were loaded with, as far as the tables show. SNAT ports: the default range, unless they are known otherwise.
     pub fn settings(&self, now_ns: u64, ports: SourcePorts) -> Settings {
         let noted = first(&self.settings).unwrap_or_default();
         Settings {

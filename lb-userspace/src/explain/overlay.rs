@@ -272,7 +272,7 @@ impl<const N: usize, S: Stored<N>> Tables<N> for Overlay<'_, N, S> {
         self.settings.link
     }
 
-    /// As far as the tables tell: the programs ask the kernel as well, whether this very packet fits.
+    /// As far as the tables show: the programs ask the kernel as well, whether this very packet fits.
     fn is_fast(&mut self, link: u32, _: u8) -> bool {
         let kind = if flow_link::way(link) == 0 { fast_path::PODS } else { fast_path::NODES };
         fast_path::at(self.stored.fast_path(), self.settings.now_ns) & kind != 0

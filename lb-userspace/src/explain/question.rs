@@ -80,7 +80,7 @@ pub fn seat<const N: usize, S: Stored<N>>(stored: &S, source: &[u8; N], shown: I
         Some(link_role::EXTERNAL) => (Seen::NodeIn, "an external link"),
         _ => (Seen::NodeIn, "a link without programs, taken for an external one"),
     };
-    // The tables do not tell behind which port of a bridge the pod is.
+    // The tables do not show behind which port of a bridge the pod is.
     let ifindex = if link.is_some_and(|link| link.role == link_role::BRIDGE) { 0 } else { ifindex };
     Seat { program, ifindex, reason: format!("the route to {shown} leads to {kind}") }
 }

@@ -1,4 +1,4 @@
-//! Which flow entries are given to the host's NAT, and what conntrack is told of each: pure functions.
+//! The flow entries that the host's NAT takes over, and the conntrack entry of each: pure functions.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;

@@ -34,7 +34,7 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Maps the first part, which tells whether the kernel can.
+    /// Maps the first part, which shows whether the kernel can.
     pub fn map(table: &Table<u32, Health>) -> io::Result<Self> {
         let (capacity, map) = (table.capacity(), table.open_again()?);
         let windows: Vec<_> = (0..capacity.div_ceil(WINDOW)).map(|_| OnceLock::new()).collect();

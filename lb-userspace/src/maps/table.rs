@@ -153,7 +153,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
             let done = self.put_batch(&keys[from..to], &values[from..to]);
             results.extend((0..done).map(|_| Ok(())));
             if from + done < to {
-                // Where the batch stopped, a call for the element alone tells why; or does it, where there are no batches.
+                // Where the batch stopped, a call for the element alone returns why; or does it, where there are no batches.
                 results.push(self.put(&keys[from + done], &values[from + done]));
             }
         }

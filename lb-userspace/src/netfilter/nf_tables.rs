@@ -161,7 +161,7 @@ pub fn apply(changes: &[Change]) -> io::Result<()> {
     Ok(())
 }
 
-/// Errors come unasked; the last message tells that there was none.
+/// Errors come unasked; the last message says that there was none.
 fn batch(changes: &[Change]) -> Vec<u8> {
     let border = |kind| Request::with_resource(kind, 0, 0, NF_TABLES).bytes();
     let mut bytes = border(BATCH_BEGIN);

@@ -9,7 +9,7 @@ use lb_common::outcome::Outcome;
 use super::inventory::protocol_name;
 use super::table::place;
 
-/// What became of a packet or a socket call, as the programs told it.
+/// What became of a packet or a socket call, as the programs reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// `CLOCK_MONOTONIC`, nanoseconds.

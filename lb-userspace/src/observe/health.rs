@@ -1,7 +1,7 @@
 //! Healthy or not, and why: pure judgement over what the runtime knows.
 //!
 //! `/healthz` is probed by load balancers, so it fails only for this node's own faults. A lost API reddens `/readyz`, or one API outage would take
-//! every node out of every load balancer. `/livez` fails only for what a restart may heal: a runtime that no longer turns, and tables that cannot be
+//! every node out of every load balancer. `/livez` fails only for what a restart may heal: a runtime whose heartbeat stops, and tables that cannot be
 //! written at all. A subject (a service, an address) whose write fails is that subject's matter: it is tried again by name, and fails no probe, since
 //! a restart would find the same.
 
@@ -13,13 +13,13 @@ use serde::Serialize;
 
 use super::report::{HealthReport, Report};
 
-/// How often the runtime turns at least.
+/// The longest interval of the runtime's heartbeat.
 pub const BEAT: Duration = Duration::from_secs(5);
 
 /// From when on something is a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
-    /// A runtime that has not turned for this long is stuck: it turns at least every [`BEAT`].
+    /// A runtime without a heartbeat for this long is stuck: it has one at least every [`BEAT`].
     pub stuck_after: Duration,
     /// Tables that could not be written at all for this long: several attempts have failed.
     pub behind_after: Duration,

@@ -73,7 +73,7 @@ struct FlowCounts {
     half_open: u64,
 }
 
-/// A backend's id is unique in its family; the generation tells it from the id's earlier bearers.
+/// A backend's id is unique in its family; the generation distinguishes it from earlier backends with the id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct BackendKey {
     v6: bool,

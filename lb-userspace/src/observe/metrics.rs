@@ -111,7 +111,7 @@ impl Metrics {
         all.register("kubeproxy_network_programming_duration_seconds", programming, self.network_programming.clone());
         let last = "When the tables were last in step with the source, in seconds since the epoch";
         all.register("kubeproxy_sync_proxy_rules_last_timestamp_seconds", last, self.last_sync.clone());
-        let queued = "When the source last told of a change, in seconds since the epoch";
+        let queued = "When the source last delivered a change, in seconds since the epoch";
         all.register("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", queued, self.last_queued.clone());
         let services = "Changes of services seen";
         all.register("kubeproxy_sync_proxy_rules_service_changes", services, self.service_changes.clone());

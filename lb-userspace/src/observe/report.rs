@@ -52,7 +52,7 @@ pub struct ChecksReport {
     /// Those of them whose checks fail: they are unhealthy.
     pub failing: u64,
     pub under_way: u64,
-    /// How long the check that waits longest has waited beyond its turn: long, if --check-limits are too low.
+    /// How long the most overdue check has waited: long, if --check-limits are too low.
     pub late_seconds: f64,
     /// Some of those that fail, each with its service port and the reason.
     pub failures: Vec<String>,
@@ -85,7 +85,7 @@ pub struct SourceReport {
     pub revision: u64,
     /// Seconds since each resource was last known to be true.
     pub age_seconds: BTreeMap<String, f64>,
-    /// Whether the API answers requests on new connections; null: a file, or nothing was heard yet.
+    /// Whether the API answers requests on new connections; null: a file, or no answer and no error yet.
     pub api_reachable: Option<bool>,
     /// Since when that is so.
     pub api_seconds: Option<f64>,

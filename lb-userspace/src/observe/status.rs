@@ -1,4 +1,4 @@
-//! `ballast status`: the agent's report beside what the pinned maps and links tell without it.
+//! `ballast status`: the agent's report beside what the pinned maps and links show without it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

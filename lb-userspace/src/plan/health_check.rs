@@ -1,4 +1,4 @@
-//! Health-check node ports: who has one, and how many endpoints it tells.
+//! Health-check node ports: the service of each, and the number of endpoints that it reports.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

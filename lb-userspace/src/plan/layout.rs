@@ -90,10 +90,10 @@ pub(super) fn table_size(endpoints: u32, asked: Option<u32>, limit: u32) -> Opti
 /// Each as often as its share asks, as far apart as can be.
 fn weighted(shares: &[u64]) -> Vec<u32> {
     // The k-th turn of a backend comes when (k + 1/2) / share of the whole has passed.
-    let turns = (0..).zip(shares).flat_map(|(index, share)| (0..*share).map(move |k| (2 * k + 1, *share, index)));
-    let mut turns: Vec<(u64, u64, u32)> = turns.collect();
-    turns.sort_unstable_by(|(a, of_a, one), (b, of_b, other)| (a * of_b, one).cmp(&(b * of_a, other)));
-    turns.into_iter().map(|(_, _, index)| index).collect()
+    let positions = (0..).zip(shares).flat_map(|(index, share)| (0..*share).map(move |k| (2 * k + 1, *share, index)));
+    let mut positions: Vec<(u64, u64, u32)> = positions.collect();
+    positions.sort_unstable_by(|(a, of_a, one), (b, of_b, other)| (a * of_b, one).cmp(&(b * of_a, other)));
+    positions.into_iter().map(|(_, _, index)| index).collect()
 }
 
 /// How many slots each weight gets: never none, in proportion. With a limit that is lower than the number of weights, more than that.

@@ -210,7 +210,7 @@ fn by_rounds(members: &[Member], size: u32) -> Vec<u32> {
     unreachable!("there is always another round")
 }
 
-/// There are as many turns as slots, whatever the weights: asking everybody in each round took 65 million.
+/// There are as many steps as slots, whatever the weights: a step of each backend in each round took 65 million.
 #[test]
 fn weights_that_differ_most_take_as_many_turns_as_equal_ones() {
     let mut unequal = members(1000);

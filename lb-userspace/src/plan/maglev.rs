@@ -1,6 +1,6 @@
 //! The table of section 3.4 of "Maglev: A Fast and Reliable Software Network Load Balancer" (NSDI 2016). Each backend has an order of its own in
-//! which it prefers the slots, and in turn takes the first one that is free. With weights, a backend has a turn in as many rounds as its share of the
-//! largest weight.
+//! which it prefers the slots. Backends select round-robin, and each takes the first slot that is free. With weights, a backend selects in as many
+//! rounds as its share of the largest weight.
 //!
 //! A table costs about as many steps as it has slots, whatever the weights and the addresses. It is computed in bounded parts.
 
@@ -25,7 +25,7 @@ pub(super) struct Maglev {
     /// Indices of backends.
     slots: Vec<u32>,
     preferences: Vec<Preference>,
-    turns: Turns,
+    round_robin: RoundRobin,
     /// The backend that looks for its slot.
     searching: Option<u32>,
     free: u32,
@@ -38,7 +38,7 @@ impl Maglev {
         Self {
             slots: vec![FREE; size as usize],
             preferences: backends.iter().map(|(address, _)| Preference::new(*address, size)).collect(),
-            turns: Turns::new(backends),
+            round_robin: RoundRobin::new(backends),
             searching: None,
             free: size,
             looks_left: LOOKS_EACH * u64::from(size),
@@ -53,7 +53,7 @@ impl Maglev {
     pub fn go_on(&mut self, looks: &mut u64) -> Option<Vec<u32>> {
         let size = self.size();
         while self.free > 0 && (self.searching.is_some() || self.looks_left > u64::from(size)) {
-            let index = self.searching.take().or_else(|| self.turns.next())?;
+            let index = self.searching.take().or_else(|| self.round_robin.next())?;
             let preference = &mut self.preferences[index as usize];
             let slot = loop {
                 if *looks == 0 {
@@ -71,17 +71,17 @@ impl Maglev {
             self.free -= 1;
         }
         let mut slots = std::mem::take(&mut self.slots);
-        for (slot, index) in slots.iter_mut().filter(|slot| **slot == FREE).zip(&mut self.turns) {
+        for (slot, index) in slots.iter_mut().filter(|slot| **slot == FREE).zip(&mut self.round_robin) {
             *slot = index;
         }
         Some(slots)
     }
 }
 
-/// Whose turn it is, without end. In round 0 everybody has one; turn `k` of a backend comes in round `k * largest weight / its weight`,
-/// rounded down. Within a round they come in their order.
+/// The next backend, without end. In round 0 each backend comes once; the `k`-th time of a backend is in round
+/// `k * largest weight / its weight`, rounded down. Within a round they come in their order.
 #[derive(Clone, Debug)]
-pub(super) struct Turns {
+pub(super) struct RoundRobin {
     weights: Vec<u64>,
     largest: u64,
     order: Order,
@@ -89,13 +89,13 @@ pub(super) struct Turns {
 
 #[derive(Clone, Debug)]
 enum Order {
-    /// All weights are equal: whose turn is next.
+    /// All weights are equal: the next index.
     Even(u32),
-    /// The next turn of each: its round, index and number.
+    /// The next time of each: its round, index and number.
     Weighed(BinaryHeap<Reverse<(u64, u32, u64)>>),
 }
 
-impl Turns {
+impl RoundRobin {
     pub fn new(backends: &[Weighed]) -> Self {
         let weights: Vec<u64> = backends.iter().map(|(_, weight)| u64::from((*weight).max(1))).collect();
         let largest = weights.iter().copied().max().unwrap_or(1);
@@ -108,7 +108,7 @@ impl Turns {
     }
 }
 
-impl Iterator for Turns {
+impl Iterator for RoundRobin {
     type Item = u32;
 
     fn next(&mut self) -> Option<u32> {

@@ -174,8 +174,9 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
                 uses.filter(|used| !matches!(used.kind, FrontendKind::ClusterIp | FrontendKind::HostSocket));
             assert!(outside.all(|used| (used.flags & service_flags::DSR == 0) == is_refused), "{mtu:?}");
             let refusals: Vec<String> = desired.refusals.iter().map(ToString::to_string).collect();
-            let told = refusals.iter().any(|refusal| refusal.contains("595 bytes") && refusal.contains("596"));
-            assert_eq!(told, is_refused, "{mtu:?}: {refusals:?}");
+            let is_refused_by_name =
+                refusals.iter().any(|refusal| refusal.contains("595 bytes") && refusal.contains("596"));
+            assert_eq!(is_refused_by_name, is_refused, "{mtu:?}: {refusals:?}");
         }
     }
 
@@ -211,11 +212,11 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
     #[test]
     fn weights_have_a_say_where_maglev_is_the_scheduler_in_the_end() {
         let weighed = DNS.replace("ballast.dev/scheduler: round-robin", "ballast.dev/weights: '10.0.0.1=3'");
-        for (mode, is_told) in [(Mode::Snat, true), (Mode::Dsr, false)] {
+        for (mode, is_expected) in [(Mode::Snat, true), (Mode::Dsr, false)] {
             let refusals: Vec<String> =
                 planned_of(&weighed, mode, [Some(1500); 2]).refusals.iter().map(ToString::to_string).collect();
-            let told = refusals.iter().any(|refusal| refusal.contains("its weights have no say"));
-            assert_eq!(told, is_told, "{mode}: {refusals:?}");
+            let is_refused_by_name = refusals.iter().any(|refusal| refusal.contains("its weights have no say"));
+            assert_eq!(is_refused_by_name, is_expected, "{mode}: {refusals:?}");
         }
     }
 
@@ -248,8 +249,8 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.53}]}}
                 assert_eq!(anywhere, 1, "{mode} {key}: for the node's sockets, and for other nodes");
             }
             let refusals: Vec<String> = desired.refusals.iter().map(ToString::to_string).collect();
-            let told = refusals.iter().any(|refusal| refusal.contains("round-robin has no say"));
-            assert_eq!(told, !direct.is_empty(), "{mode}: {refusals:?}");
+            let is_refused_by_name = refusals.iter().any(|refusal| refusal.contains("round-robin has no say"));
+            assert_eq!(is_refused_by_name, !direct.is_empty(), "{mode}: {refusals:?}");
         }
     }
 }

@@ -33,7 +33,7 @@ use crate::model::{AllowedAnnotations, Node, Refusal, Refused, Service, Slice, S
 const DEBOUNCE: Duration = Duration::from_millis(100);
 /// A file that changes all the time is believed after this many looks.
 const SETTLE_READS: usize = 50;
-/// How often the file is read without being told that it changed: not every file system tells (NFS, overlays), and a folder
+/// How often the file is read without a notification: not every file system sends them (NFS, overlays), and a folder
 /// may be replaced as a whole. Each reading proves that the tables hold what the file says.
 const REREAD: Duration = Duration::from_secs(2);
 
@@ -183,7 +183,7 @@ impl FileWatcher {
     }
 }
 
-/// Watches the folder that holds `path`, or `path` if it is a folder. `None` where the kernel cannot tell; the file is then only read
+/// Watches the folder that holds `path`, or `path` if it is a folder. `None` where the kernel has no notifications; the file is then only read
 /// at intervals.
 fn watch_folder(path: &Path) -> Option<Watch> {
     // A mounted ConfigMap changes by a rename in its folder: the file's own inode never does.

@@ -57,7 +57,7 @@ enum ManifestKind {
 }
 
 impl Object {
-    /// What tells it from others of its kind; `None`: it is of no concern here.
+    /// What distinguishes it from others of its kind; `None`: it is of no concern here.
     pub fn identity(&self) -> Option<(&'static str, ObjectName)> {
         match self {
             Self::Service(service) => Some(("Service", convert::object_name(&service.metadata))),

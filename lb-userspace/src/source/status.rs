@@ -27,7 +27,7 @@ pub struct SourceStatus {
     pub last_proof: BTreeMap<&'static str, Instant>,
     /// What happened to each resource of the API, by the same names; empty for a file.
     pub resources: BTreeMap<&'static str, ResourceStatus>,
-    /// Whether the API answers; `None`: a file, or nothing was heard of the API yet.
+    /// Whether the API answers; `None`: a file, or no answer and no error of the API yet.
     pub api: Option<Reach>,
     /// The last error, until it is overcome.
     pub last_error: Option<String>,
@@ -161,7 +161,7 @@ named! {
         Gone = "gone",
         /// The server's version is lower than the one held.
         RolledBack = "rolled-back",
-        /// A short watch ended and told nothing.
+        /// A short watch ended and brought nothing.
         Unproven = "unproven",
         /// The watch brings what cannot be read, or was lost at once twice from the same version.
         WatchFails = "watch-fails",

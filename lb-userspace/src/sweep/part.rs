@@ -1,4 +1,4 @@
-//! The thin part that does it: reads some entries of one table, takes out what is over, and tells the round what stays.
+//! The thin part that does it: reads some entries of one table, takes out what is over, and reports to the round what stays.
 
 use std::{any::Any, io, net::IpAddr};
 

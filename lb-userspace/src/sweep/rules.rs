@@ -84,7 +84,7 @@ pub fn is_served(frontend: Frontend, flags: impl Fn(&Frontend) -> Option<u8>) ->
         || flags(&Frontend { address: anywhere, ..frontend }).is_some_and(|flags| flags & service_flags::DSR != 0)
 }
 
-/// The entry of a flow that is cut off: programs tell each side, as if its backend were gone. They keep everything else of it.
+/// The entry of a flow that is cut off: programs send each side a RST, as if its backend were gone. They keep everything else of it.
 pub fn cut<const N: usize>(flow: &Flow<N>) -> Flow<N> {
     // No generation that its backend will have soon.
     Flow { state: flow_state::EVICTED, generation: flow.generation ^ (1 << 15), ..*flow }

@@ -84,7 +84,7 @@ fn items(settings: &Settings) -> Vec<Item> {
     commands.into_iter().chain(others).chain(files).collect()
 }
 
-/// Writes the archive, a gzipped tar whose files lie in `folder`. `made_s`: now, in seconds since 1970. `tell` hears of each item before it is read. Returns how many failed.
+/// Writes the archive, a gzipped tar whose files lie in `folder`. `made_s`: now, in seconds since 1970. `progress` gets each item before it is read. Returns how many failed.
 ///
 /// Secrets are removed: see [`redacted`].
 pub fn write(
@@ -92,13 +92,13 @@ pub fn write(
     folder: &str,
     made_s: u64,
     to: impl Write,
-    mut tell: impl FnMut(&str),
+    mut progress: impl FnMut(&str),
 ) -> std::io::Result<usize> {
     let (mut files, mut index, mut failed) = (Vec::new(), String::new(), 0);
     index.push_str("All files of this archive: bytes, name, where it comes from, and what went wrong.\n");
     index.push_str("Tokens, passwords, private keys and the user part of URLs are replaced by REDACTED.\n\n");
     for item in items(settings) {
-        tell(&item.name);
+        progress(&item.name);
         let read = item.read(settings);
         let mut bytes = redacted(&String::from_utf8_lossy(&read.bytes)).into_bytes();
         let mut problem = read.problem;

@@ -106,8 +106,8 @@ fn the_largest_tables_of_one_tenant_leave_room_for_the_service_of_another() {
     let mut programmer = programmer(lb_common::limits::SLOTS);
     let mut all = snapshot(greedy);
     let report = sync(&mut programmer, &all);
-    let told = refusals(&report, "greedy/web-1");
-    assert!(told.len() == 1 && told[0].contains("131071 slots: 1021 will do"), "{told:?}");
+    let refused = refusals(&report, "greedy/web-1");
+    assert!(refused.len() == 1 && refused[0].contains("131071 slots: 1021 will do"), "{refused:?}");
     assert!(slots_of(&programmer, "greedy").iter().all(|(_, slots)| *slots == 1_021), "served with that size");
     put(&mut all, PLAIN);
     let report = sync(&mut programmer, &all);
@@ -134,14 +134,14 @@ fn a_service_has_its_share_and_says_what_it_has_instead() {
     let report = sync(&mut programmer, &snapshot([large]));
     // Two tables of 16,381 are wanted; of 4,096 slots each port may have half.
     assert!(slots_of(&programmer, "small").iter().all(|(_, slots)| *slots == 1_021));
-    let told = refusals(&report, "small/web-1");
-    assert!(told.iter().any(|one| one.contains("32762 slots") && one.contains("may take 4096")), "{told:?}");
+    let refused = refusals(&report, "small/web-1");
+    assert!(refused.iter().any(|one| one.contains("32762 slots") && one.contains("may take 4096")), "{refused:?}");
     // Without a table every endpoint has one slot, as far as they go.
     let many = TwoPortService { endpoints: 3_000, ..PLAIN };
     let report = sync(&mut programmer, &snapshot([many]));
     assert!(slots_of(&programmer, "small").iter().all(|(_, slots)| *slots == 2_048));
-    let told = refusals(&report, "small/web-1");
-    assert!(told.len() == 1 && told[0].contains("each set has at most 2048"), "{told:?}");
+    let refused = refusals(&report, "small/web-1");
+    assert!(refused.len() == 1 && refused[0].contains("each set has at most 2048"), "{refused:?}");
     let weights: &[(&str, &str)] = &[("scheduler", "weighted"), ("weights", "172.16.0.1=1000,172.16.0.2=999")];
     let weighted = TwoPortService { endpoints: 1_000, annotations: weights, ..PLAIN };
     let report = sync(&mut programmer, &snapshot([weighted]));
@@ -164,8 +164,8 @@ fn within_a_namespace_the_largest_give_first_and_other_namespaces_nothing() {
     assert_eq!(slots["greedy/web-1:80/TCP"], 3, "the small one has what it needs");
     assert_eq!(slots["greedy/web-2:80/TCP"], (16_384 - 6) / 10 / 2);
     assert_eq!(refusals(&report, "greedy/web-1"), Vec::<String>::new());
-    let told = refusals(&report, "greedy/web-2");
-    assert!(told.len() == 1 && told[0].contains("16384 that its namespace may take"), "{told:?}");
+    let refused = refusals(&report, "greedy/web-2");
+    assert!(refused.len() == 1 && refused[0].contains("16384 that its namespace may take"), "{refused:?}");
     assert!(slots_of(&programmer, "small").iter().all(|(_, slots)| *slots == 1_500));
     assert_eq!(refusals(&report, "small/web-2"), Vec::<String>::new());
 
@@ -211,21 +211,25 @@ fn active_checks_are_off_and_go_to_pods_only_when_they_are_on() {
     let with = |all: &Snapshot, check_networks| {
         plan(all, &NodeFacts::default(), &PlanSettings { check_networks, ..PlanSettings::without_drain_max() })
     };
-    let told = |desired: &Desired| desired.refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let refused = |desired: &Desired| desired.refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
     let checked = |desired: &Desired| {
         let ports = desired.services.values().filter(|port| port.check.is_some());
         ports.map(|port| port.endpoints.len() - port.unchecked.len()).sum::<usize>()
     };
     let off = with(&all, None);
-    assert!(checked(&off) == 0 && told(&off).concat().contains("active checks are off"), "{:?}", told(&off));
+    assert!(checked(&off) == 0 && refused(&off).concat().contains("active checks are off"), "{:?}", refused(&off));
     // Endpoints are 172.16.0.1 to 172.16.0.3, at two ports.
     let pods = with(&all, Some(vec!["172.16.0.0/31".parse().expect("a network")]));
     assert_eq!(checked(&pods), 2);
-    assert!(told(&pods).concat().contains("at 2 addresses are not checked (172.16.0.2 is one)"), "{:?}", told(&pods));
+    assert!(
+        refused(&pods).concat().contains("at 2 addresses are not checked (172.16.0.2 is one)"),
+        "{:?}",
+        refused(&pods)
+    );
     let node = Node { pod_cidrs: vec!["172.16.0.0/24".parse().expect("a network")], ..Node::default() };
     all.node = Some(Arc::new(node));
     let of_node = with(&all, Some(Vec::new()));
-    assert_eq!((checked(&of_node), told(&of_node)), (6, Vec::new()));
+    assert_eq!((checked(&of_node), refused(&of_node)), (6, Vec::new()));
 }
 
 #[test]

@@ -125,7 +125,7 @@ mod tests {
 
     #[tokio::test]
     async fn other_answers_are_failures_that_say_why() {
-        for (answer, told) in [
+        for (answer, expected) in [
             (&b"HTTP/1.1 500 Internal Server Error\r\n\r\n"[..], "status 500"),
             (b"HTTP/1.1 404 Not Found\r\n\r\n", "status 404"),
             (b"HTTP/1.1 199 x\r\n\r\n", "status 199"),
@@ -136,7 +136,7 @@ mod tests {
         ] {
             let (address, _served) = serve(answer).await;
             let error = ask(address, &http()).await.expect_err("bad");
-            assert!(error.to_string().contains(told), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
             assert_eq!(error.answer(), Answer::Failed);
         }
     }

@@ -1,4 +1,4 @@
-//! Makes the checks: turns of the schedule, connections under way, and the report of them.
+//! Makes the checks: steps of the schedule, connections under way, and the report of them.
 
 use std::collections::BTreeMap;
 

@@ -147,7 +147,7 @@ fn jit() -> Finding {
         ),
         Ok(_) => Finding::ok("jit", "programs are compiled"),
         // Kernels that always compile have no such switch for everybody to see.
-        Err(_) => Finding::ok("jit", "not told"),
+        Err(_) => Finding::ok("jit", "not readable"),
     }
 }
 

@@ -77,8 +77,8 @@ fn id_of(file: &File) -> Result<Option<i32>, DatapathError> {
         request.header.flags = NLM_F_REQUEST;
         let mut answers = handle.request(request).map_err(failed())?;
         while let Some(answer) = answers.next().await {
-            if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNsId(told)) = answer.payload {
-                return Ok(told
+            if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNsId(answered)) = answer.payload {
+                return Ok(answered
                     .attributes
                     .iter()
                     .find_map(|it| if let NsidAttribute::Id(id) = it { Some(*id) } else { None }));

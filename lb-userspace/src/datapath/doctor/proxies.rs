@@ -32,7 +32,7 @@ pub(super) fn examine(bpffs: &Path) -> Vec<Finding> {
     let seen = Seen {
         processes: processes(),
         kube_proxy,
-        // Without the right to see them there are none to tell of.
+        // Without the right to see them there are none to report.
         translated: translated_connections().map_or(0, |connections| connections.len()),
         links: nix::net::if_::if_nameindex()
             .map(|all| all.iter().map(|link| link.name().to_string_lossy().into_owned()).collect())

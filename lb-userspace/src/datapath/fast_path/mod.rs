@@ -43,7 +43,7 @@ impl fmt::Debug for Word {
     }
 }
 
-/// What was asked for, what was found, and what the programs were told.
+/// What was asked for, what was found, and what was written for the programs.
 #[derive(Debug)]
 pub(super) struct Switch {
     asked: FastPath,
@@ -52,7 +52,7 @@ pub(super) struct Switch {
     skips: Option<Skips>,
     /// Bridges whose pods take the stack all the same, and why.
     closed_bridges: Vec<String>,
-    /// The kinds of flows that the programs were told; renewed by each look.
+    /// The kinds of flows that were written for the programs; renewed by each look.
     open: u32,
 }
 
@@ -65,7 +65,7 @@ struct Skips {
     to_nodes: Vec<String>,
 }
 
-/// The fast path, as `status` tells.
+/// The fast path, as `status` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FastPathStatus {
@@ -175,7 +175,7 @@ fn now_ns() -> u64 {
 }
 
 impl Skips {
-    /// Which flows are to have a fast path; of what stands against it no more is kept than is told.
+    /// Which flows are to have a fast path; of the obstacles no more are retained than are shown.
     fn open(&mut self) -> u32 {
         self.all.truncate(MOST_NAMED);
         self.to_nodes.truncate(MOST_NAMED);

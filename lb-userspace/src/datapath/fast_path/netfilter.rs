@@ -72,7 +72,7 @@ impl Watch {
     }
 }
 
-/// Whether forwarded packets can tell that the chain is there.
+/// Whether the chain can have an effect on forwarded packets.
 fn meets_forwarded(chain: &Chain) -> bool {
     const HOOKS: [u32; 4] =
         [libc::NF_INET_PRE_ROUTING as u32, libc::NF_INET_FORWARD as u32, libc::NF_INET_POST_ROUTING as u32, 5];

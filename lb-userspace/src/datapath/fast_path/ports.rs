@@ -1,4 +1,4 @@
-//! Behind which port of a bridge each pod is: asked of the bridges, told to the programs.
+//! The bridge port of each pod: asked of the bridges, written to a map for the programs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,11 +15,11 @@ use super::neighbours::{self, NEIGHBOURS_MAX};
 type Ports = BTreeMap<BridgePortKey, BridgePort>;
 type Names = BTreeMap<u32, (String, Role)>;
 
-/// What the programs were told.
+/// The map of bridge ports.
 #[derive(Debug)]
 pub(in super::super) struct BridgePorts {
     map: HashMap<MapData, BridgePortKey, BridgePort>,
-    told: Option<Ports>,
+    written: Option<Ports>,
     /// The address that was asked for last.
     last: Option<BridgePortKey>,
     /// Bridges whose pods take the stack, and why.
@@ -28,7 +28,7 @@ pub(in super::super) struct BridgePorts {
 
 impl BridgePorts {
     pub fn new(map: HashMap<MapData, BridgePortKey, BridgePort>) -> Self {
-        Self { map, told: None, last: None, closed: BTreeMap::new() }
+        Self { map, written: None, last: None, closed: BTreeMap::new() }
     }
 
     /// Bridges whose pods take the stack, and why.
@@ -36,7 +36,7 @@ impl BridgePorts {
         self.closed.values()
     }
 
-    /// Asks bridges where the node's neighbours are, and tells the programs what differs.
+    /// Asks bridges where the node's neighbours are, and writes to the map what differs.
     pub async fn follow(&mut self, handle: &mut Handle, names: &Names) -> Result<(), DatapathError> {
         let bridges: Vec<(u32, &str)> = names
             .iter()
@@ -44,11 +44,11 @@ impl BridgePorts {
             .map(|(bridge, (name, _))| (*bridge, name.as_str()))
             .collect();
         self.closed.clear();
-        if bridges.is_empty() && self.told.as_ref().is_some_and(Ports::is_empty) {
+        if bridges.is_empty() && self.written.as_ref().is_some_and(Ports::is_empty) {
             return Ok(());
         }
-        let before = match self.told.take() {
-            Some(told) => told,
+        let before = match self.written.take() {
+            Some(written) => written,
             None => self.map.iter().collect::<Result<_, _>>().map_err(aya::EbpfError::MapError)?,
         };
         let mut wanted = BTreeSet::new();
@@ -75,12 +75,12 @@ impl BridgePorts {
         for (key, port) in ports.iter().filter(|(key, port)| before.get(key) != Some(port)) {
             self.map.insert(key, port, 0).map_err(aya::EbpfError::MapError)?;
         }
-        self.told = Some(ports);
+        self.written = Some(ports);
         Ok(())
     }
 }
 
-/// So many addresses are asked for in one turn; the others have theirs in the next ones.
+/// So many addresses are asked for in one round; the others follow in the next ones.
 const ASKED_MAX: usize = 256;
 
 /// Those that have their turn after the one that was asked for last.

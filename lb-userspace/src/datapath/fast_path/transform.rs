@@ -59,7 +59,7 @@ fn request() -> Vec<u8> {
     bytes
 }
 
-/// How many policies the answer tells of.
+/// The number of policies in the answer.
 fn count(answer: &[u8]) -> io::Result<u32> {
     let short = || io::Error::new(io::ErrorKind::InvalidData, "the answer is none");
     let half = |at: usize| Some(u16::from_ne_bytes(answer.get(at..at + 2)?.try_into().ok()?));

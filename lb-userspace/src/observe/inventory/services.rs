@@ -74,7 +74,7 @@ pub const BEGINNINGS: [Outcome; 8] = [
     Outcome::SocketSent,
 ];
 
-/// Outcomes that tell how a backend fares.
+/// Outcomes that show how a backend fares.
 pub const FARES: [Outcome; 6] = [
     Outcome::Retried,
     Outcome::SuppressedRefusal,
@@ -94,7 +94,7 @@ pub struct BackendOfService {
     pub ejected: bool,
     #[serde(skip)]
     pub unhealthy: bool,
-    /// What became of packets about it, as far as it tells how it fares: [`FARES`].
+    /// What became of packets about it, as far as it shows how it fares: [`FARES`].
     #[serde(skip)]
     pub fares: [u64; FARES.len()],
     /// Connections that began there, ever: [`BEGINNINGS`].

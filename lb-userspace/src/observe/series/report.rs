@@ -8,7 +8,7 @@ use crate::observe::report::{
     TablesReport,
 };
 
-/// Everything that the report tells in numbers.
+/// Everything that the report has in numbers.
 pub fn of_report(report: &Report) -> Vec<Series> {
     let mut all = vec![
         gauge("ballast_healthy", "1 if /healthz says so", truth(report.health.healthz)),
@@ -257,7 +257,7 @@ fn of_checks(checks: &ChecksReport) -> Vec<Series> {
         gauge("ballast_checks_under_way", "Active checks that have begun and not ended", precise(checks.under_way)),
         gauge(
             "ballast_check_late_seconds",
-            "How long the check that waits longest has waited beyond its turn",
+            "How long the most overdue check has waited, in seconds",
             checks.late_seconds,
         ),
     ]

@@ -20,7 +20,7 @@ impl Watch {
     /// Needs a tokio runtime.
     pub fn of(folder: &Path) -> io::Result<Self> {
         let events = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
-        // Not of opening and reading: the agent's own reading would tell it to read.
+        // Not of opening and reading: the agent's own reading would cause the next one.
         let of_itself = WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF | WatchFlags::ATTRIB;
         let of_files = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MODIFY | WatchFlags::MOVE;
         inotify::add_watch(&events, folder, of_itself | of_files)?;
