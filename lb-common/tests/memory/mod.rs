@@ -1,25 +1,23 @@
 //! The decision's tables as plain hash maps: the third home of the same code.
 
+mod ask;
+mod flow_tables;
+
 use std::collections::{HashMap, HashSet};
 
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, Bucket, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health,
-    Masquerade, Service, ServiceKey, Slot, UDP, Vip, VipKey, affinity_tag, backend_flags, backend_state, flow_flags,
-    half_open_flags, network_flags, seal, tag,
+    Masquerade, Service, ServiceKey, Slot, Vip, VipKey, affinity_tag, half_open_flags, network_flags, tag,
 };
-use lb_common::decide::{
-    Accepted, Connection, Established, FlowTables, Hook, NotInserted, Now, Pace, Packet, Pick, Reserved, Tables,
-    Verdict, Work, accept, decide, establish, fresh, is_out, keep_entries, leaves_half, note_tried, reserve, try_slot,
-};
+use lb_common::decide::{Connection, Pace, Pick, Tables, Work, fresh, is_out, leaves_half, note_tried, try_slot};
 use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S, HAND_OVER};
 use lb_common::outcome::Outcome;
-use lb_common::state::tcp_flag::{ACK, SYN};
 use lb_common::state::{SourcePorts, Timeouts, is_retained};
 
 /// The initial sequence number of clients that give no other.
 pub const ISN: u32 = 1_000;
 
-/// Tables for one family, a clock that stands still until told, and a fixed sequence of random numbers.
+/// Tables for one family, a clock that moves only when a test asks, and a fixed sequence of random numbers.
 pub struct Memory<const N: usize = 4> {
     pub services: HashMap<ServiceKey<N>, Service>,
     /// Addresses that are not ruled out, beside those of services and VIPs: such ones of before.
@@ -340,181 +338,5 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn direct_connection(&mut self, work: &mut Work<N>) -> bool {
         self.direct.contains(&work.reply_key().reversed())
-    }
-}
-
-impl<const N: usize> FlowTables<N> for Memory<N> {
-    fn touch(&mut self, entry: FlowKey<N>, tag: u32, seen_s: u32, state: u8, flags: u8) {
-        if let Some(flow) = self.flows.get_mut(&entry).filter(|flow| flow.tag == tag) {
-            *flow = Flow { seen_s, state, flags, ..*flow };
-        }
-    }
-
-    fn set_numbers(&mut self, entry: FlowKey<N>, tag: u32, next: u32, ack: u32) {
-        if let Some(flow) = self.flows.get_mut(&entry).filter(|flow| flow.tag == tag) {
-            (flow.next, flow.ack) = (next, ack);
-        }
-    }
-
-    fn set_fin(&mut self, entry: FlowKey<N>, tag: u32, fin: u8) {
-        if let Some(flow) = self.flows.get_mut(&entry).filter(|flow| flow.tag == tag) {
-            flow.fin = fin;
-        }
-    }
-
-    fn set_opposite_fin(&mut self, entry: FlowKey<N>, tag: u32, fin: u8) {
-        if let Some(flow) = self.flows.get_mut(&entry).filter(|flow| flow.tag == tag) {
-            flow.opposite_fin = fin;
-        }
-    }
-
-    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted> {
-        let exists = self.flows.contains_key(key);
-        if exists && !replace {
-            return Err(NotInserted::Exists);
-        }
-        if !exists && self.flows.len() >= self.capacity {
-            return Err(NotInserted::Full);
-        }
-        self.flows.insert(*key, *flow);
-        Ok(())
-    }
-
-    fn remove_flow(&mut self, key: &FlowKey<N>) {
-        self.flows.remove(key);
-    }
-
-    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted> {
-        let exists = self.half_open.contains_key(key);
-        if exists && !replace {
-            return Err(NotInserted::Exists);
-        }
-        if !exists && self.half_open.len() >= self.capacity {
-            return Err(NotInserted::Full);
-        }
-        self.half_open.insert(*key, *entry);
-        Ok(())
-    }
-
-    fn remove_half_open(&mut self, key: &FlowKey<N>) {
-        self.half_open.remove(key);
-    }
-
-    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool {
-        let found =
-            self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
-        let Some(entry) = found else { return false };
-        (entry.segments, entry.flow.seen_s) = (segments, now_s);
-        entry.flow.flags &= !flow_flags::REPLY_LOST;
-        true
-    }
-
-    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool {
-        let found =
-            self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
-        found.map(|entry| (entry.flags, entry.answers) = (entry.flags | half_open_flags::ANSWERED, answers)).is_some()
-    }
-
-    fn mark_refused(&mut self, key: &FlowKey<N>, backend: u32, refused: u8) {
-        let found =
-            self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
-        if let Some(entry) = found {
-            entry.refused = refused;
-        }
-    }
-
-    fn mark(&mut self, key: &FlowKey<N>, backend: u32, flags: u8) {
-        let found =
-            self.half_open.get_mut(key).filter(|entry| entry.flow.tag == tag(key) && entry.flow.backend == backend);
-        if let Some(entry) = found {
-            entry.flags |= flags;
-        }
-    }
-
-    fn fence(&mut self) {}
-
-    fn reserve(&mut self, work: &mut Work<N>, port: u32, now_s: u32) -> Reserved {
-        reserve(self, work, port, now_s)
-    }
-
-    fn accept(&mut self, work: &mut Work<N>, now_s: u32) -> Accepted {
-        accept(self, work, now_s)
-    }
-
-    fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established {
-        establish(self, work, link, generation, now_s)
-    }
-
-    fn keep_entries(&mut self, work: &mut Work<N>, is_over: bool) {
-        keep_entries(self, work, is_over);
-    }
-}
-
-impl<const N: usize> Memory<N> {
-    /// Puts a service with these backends into the tables: service `id`, slots from `base`, backend ids from `base` + 1.
-    pub fn serve(&mut self, id: u32, base: u32, frontend: ServiceKey<N>, addresses: &[[u8; N]], port: u16) {
-        let generation = id + 100;
-        let count = u32::try_from(addresses.len()).unwrap();
-        for (index, address) in (base..).zip(addresses) {
-            let backend = Backend {
-                address: *address,
-                port,
-                state: backend_state::ACTIVE,
-                flags: backend_flags::SERVING | backend_flags::LOCAL | backend_flags::IN_CLUSTER_SET,
-                generation: 1,
-                service: id,
-                deadline_ds: 0,
-                drain_ds: 0,
-                uid_hash: 0,
-                weight: 1,
-                pad: 0,
-            };
-            self.backends.insert(index + 1, backend);
-            self.slots.insert(index, Slot { backend: index + 1, backend_generation: 1, service: id, generation });
-        }
-        let service = Service {
-            id,
-            generation,
-            slot_base: base,
-            slot_count: count,
-            external_base: base,
-            external_count: count,
-            seal: 0,
-            affinity_timeout_s: 0,
-            scheduler: 0,
-            flags: 0,
-            kind: 0,
-            pad: 0,
-            rate: 0,
-            burst: 0,
-        };
-        let service = Service { seal: seal(&frontend, &service), ..service };
-        self.services.insert(frontend, service);
-    }
-
-    pub fn ask(&mut self, key: FlowKey<N>, tcp_flags: u8, hook: Hook) -> Verdict<N> {
-        // Of a client whose initial sequence number is always the same one as its backend's.
-        let syn = tcp_flags & SYN != 0 && tcp_flags & ACK == 0;
-        let begins = tcp_flags & SYN != 0;
-        self.ask_numbered(key, tcp_flags, if begins { ISN } else { ISN + 1 }, if syn { 0 } else { ISN + 1 }, hook)
-    }
-
-    /// As [`Memory::ask`], of a segment with these sequence and acknowledgement numbers.
-    pub fn ask_numbered(&mut self, key: FlowKey<N>, tcp_flags: u8, seq: u32, ack: u32, hook: Hook) -> Verdict<N> {
-        let (seq, ack) = if key.protocol == UDP { (0, 0) } else { (seq, ack) };
-        let mut work = Work::new(Packet { seq, ack, ..Packet::new(key, tcp_flags) });
-        decide(self, &mut work, hook);
-        work.verdict
-    }
-
-    /// The backend, of its first generation, is ejected from now on.
-    pub fn eject(&mut self, backend: u32) {
-        let ejected_s = Now::from_ns(self.now_ns).s;
-        let health = Health { generation: 1, ejected_s, ..Health::default() };
-        self.health.insert(backend, health);
-    }
-
-    pub fn pass_seconds(&mut self, seconds: u64) {
-        self.now_ns += seconds * 1_000_000_000;
     }
 }

@@ -161,7 +161,11 @@ where
 
 /// Reads the quoted packet; `work.packet` gets its tuple reversed. `None`: it quotes no packet with ports.
 #[inline(always)]
-pub fn quoted_packet<const N: usize>(skb: *mut __sk_buff, message: &mut IcmpMessage<N>, work: &mut Work<N>) -> Option<u32> {
+pub fn quoted_packet<const N: usize>(
+    skb: *mut __sk_buff,
+    message: &mut IcmpMessage<N>,
+    work: &mut Work<N>,
+) -> Option<u32> {
     let key = &mut work.packet.key;
     message.quoted = 0;
     let extent = Extent::Quoted(message.end as usize);

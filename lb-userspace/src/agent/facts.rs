@@ -9,7 +9,7 @@ use nix::{net::if_::InterfaceFlags, sys::socket::SockaddrStorage};
 use tokio::time::timeout;
 
 use crate::config::Settings;
-use crate::datapath::link_mtus;
+use crate::datapath::route_netlink::link_mtus;
 use crate::model::{Family, Protocol};
 use crate::plan::{Marks, NodeFacts};
 

@@ -34,7 +34,7 @@ mod program_log;
 mod program_pins;
 mod programs;
 mod reconciled_tables;
-mod route_netlink;
+pub mod route_netlink;
 mod serving;
 mod sets;
 mod settings;
@@ -64,7 +64,6 @@ pub use net::name_of;
 use pins::{Created, Pins};
 use programs::{Loaded, Loading};
 use reconciled_tables::Sources;
-pub use route_netlink::link_mtus;
 use route_netlink::netlink_thread;
 use switch::{Prepared, Switching};
 

@@ -43,7 +43,7 @@ pub fn open(model: &mut Model, asked: Asked, why: Outcome, hint: Hint) -> Result
         if asked.opens_or_udp() {
             return Ok(Some(unserved));
         }
-        let known = super::unanswered::unseen(model, asked, id);
+        let known = super::promotion::unseen(model, asked, id);
         let is_adopted = model.now_s < model.adoption_until_s
             && asked.hook != Hook::NodeOut
             && !model.is_half_open(asked.protocol, asked.src, asked.dst);

@@ -16,6 +16,7 @@ mod generate;
 mod health;
 mod judge;
 mod model;
+mod promotion;
 mod retry;
 mod routes;
 mod rules;

@@ -2,6 +2,8 @@
 //!
 //! `BPF_PROG_TEST_RUN` attaches nothing: the kernel hands the bytes to the program and says verdict and bytes afterwards.
 
+mod hook;
+mod object;
 mod per_cpu;
 mod pins;
 mod sockets;
@@ -9,7 +11,7 @@ mod state_tables;
 mod tables;
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, RingBuf};
@@ -23,37 +25,11 @@ use lb_common::stages::{TcStage, XdpStage};
 use lb_userspace::maps::vip_filter::all_but;
 use lb_userspace::maps::{ClientShares, VipFilter};
 
+pub use hook::Hook;
+pub use object::{object, workspace};
 pub use sockets::Whose;
 pub use state_tables::StateTables;
 pub use tables::{Family, Of, Tables};
-
-/// Where a packet meets a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Hook {
-    PodIn,
-    PodOut,
-    BridgeIn,
-    NodeIn,
-    NodeOut,
-    Xdp,
-}
-
-impl Hook {
-    /// All of them.
-    pub const ALL: [Self; 6] = [Self::PodIn, Self::PodOut, Self::BridgeIn, Self::NodeIn, Self::NodeOut, Self::Xdp];
-
-    /// Name of the program.
-    pub const fn program(self) -> &'static str {
-        match self {
-            Self::PodIn => "pod_in",
-            Self::PodOut => "pod_out",
-            Self::BridgeIn => "bridge_in",
-            Self::NodeIn => "node_in",
-            Self::NodeOut => "node_out",
-            Self::Xdp => "xdp_node",
-        }
-    }
-}
 
 /// What a program did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -345,21 +321,6 @@ impl LoadedPrograms {
         }
         self.take_stats().map(drop)
     }
-}
-
-/// The object with the programs: `BALLAST_TEST_OBJECT`, `BALLAST_EBPF_OBJECT`, else where `cargo xtask build` leaves it.
-pub fn object() -> Result<PathBuf> {
-    let path = ["BALLAST_TEST_OBJECT", "BALLAST_EBPF_OBJECT"].into_iter().find_map(std::env::var_os);
-    let path = path.map_or_else(|| workspace().join("target/bpf/ballast.o"), PathBuf::from);
-    if !path.exists() {
-        bail!("no programs at {}: run `cargo xtask build`, or set BALLAST_EBPF_OBJECT", path.display());
-    }
-    Ok(path)
-}
-
-/// The workspace's folder.
-pub fn workspace() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in the workspace")
 }
 
 fn map_id(ebpf: &Ebpf, name: &str) -> Result<u32> {
