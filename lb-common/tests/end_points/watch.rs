@@ -152,7 +152,7 @@ impl Watch {
         if accepts && truth.held && moved && verdict.action == Action::ToClient {
             self.seen.slow_answers += 1;
         }
-        // Reset by the pod, or ended by both: the client has yet to hear of it.
+        // Reset by the pod, or ended by both: the client does not know it yet.
         let ended = segment.has(RST) && story.answered_by.is_some() || segment.has(FIN);
         if ended && verdict.action == Action::ToClient {
             self.stories[segment.connection].disturbed = true;

@@ -61,7 +61,7 @@ struct Planned {
 }
 
 impl Previews {
-    /// The way, and where the loop hears of it.
+    /// Requests and where the loop receives them.
     pub fn new(settings: &Settings) -> (Self, mpsc::Receiver<Request>) {
         let (requests, asked) = mpsc::channel(REQUESTS);
         let (allowed, is_api) = (settings.allowed_annotations.clone(), settings.source == Origin::Kube);

@@ -1,13 +1,11 @@
 //! `--active-checks`: where active checks of endpoints may go.
 
-use std::fmt;
 use std::str::FromStr;
 
 use ipnet::IpNet;
-use serde::Deserialize;
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
-use super::ValueError;
+use super::{ValueError, list};
 
 /// Where this node may connect to, since an annotation asks for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,35 +38,13 @@ impl FromStr for ActiveChecks {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
-        Self::from_parts(&parts)
+        Self::from_parts(&list::parts(text))
     }
 }
 
 impl<'de> Deserialize<'de> for ActiveChecks {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TextOrList;
-        impl<'de> Visitor<'de> for TextOrList {
-            type Value = ActiveChecks;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("off, or pods and networks")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<ActiveChecks, E> {
-                text.parse().map_err(E::custom)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<ActiveChecks, A::Error> {
-                let mut parts = Vec::new();
-                while let Some(part) = list.next_element::<String>()? {
-                    parts.push(part);
-                }
-                let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-                ActiveChecks::from_parts(&parts).map_err(de::Error::custom)
-            }
-        }
-        deserializer.deserialize_any(TextOrList)
+        list::deserialize(deserializer, "off, or pods and networks", Self::from_parts)
     }
 }
 

@@ -1,17 +1,15 @@
 //! `--allowed-annotations`: which annotations of Services count, and in which namespaces.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::str::FromStr;
 
-use serde::Deserialize;
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
-use super::ValueError;
+use super::{ValueError, list};
 use crate::model::{AllowedAnnotations, Annotation, Namespaces};
 
-fn parse<'a>(parts: impl Iterator<Item = &'a str>) -> Result<AllowedAnnotations, ValueError> {
-    let parts: Vec<&str> = parts.map(str::trim).filter(|part| !part.is_empty()).collect();
+fn parse(parts: &[&str]) -> Result<AllowedAnnotations, ValueError> {
+    let parts: Vec<&str> = parts.iter().map(|part| part.trim()).filter(|part| !part.is_empty()).collect();
     match parts.as_slice() {
         ["all"] => return Ok(AllowedAnnotations::all()),
         ["none"] => return Ok(AllowedAnnotations::none()),
@@ -45,33 +43,13 @@ impl FromStr for AllowedAnnotations {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        parse(text.split(','))
+        parse(&list::parts(text))
     }
 }
 
 impl<'de> Deserialize<'de> for AllowedAnnotations {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TextOrList;
-        impl<'de> Visitor<'de> for TextOrList {
-            type Value = AllowedAnnotations;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("annotations to allow, as mode=edge+web")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<AllowedAnnotations, E> {
-                text.parse().map_err(E::custom)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<AllowedAnnotations, A::Error> {
-                let mut parts = Vec::new();
-                while let Some(part) = list.next_element::<String>()? {
-                    parts.push(part);
-                }
-                parse(parts.iter().map(String::as_str)).map_err(de::Error::custom)
-            }
-        }
-        deserializer.deserialize_any(TextOrList)
+        list::deserialize(deserializer, "annotations to allow, as mode=edge+web", parse)
     }
 }
 

@@ -6,6 +6,7 @@ mod check_limits;
 mod durations;
 mod flow_timeouts;
 pub mod kube_proxy;
+mod list;
 mod named;
 mod networks;
 mod nodeports;

@@ -4,10 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
-use serde::Deserialize;
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
-use super::ValueError;
+use super::{ValueError, list};
 
 /// The longest value of a label (Kubernetes' own bound).
 pub const MAX_LABEL_LENGTH: usize = 63;
@@ -56,35 +55,13 @@ impl FromStr for NodePortAddresses {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
-        Self::from_parts(&parts)
+        Self::from_parts(&list::parts(text))
     }
 }
 
 impl<'de> Deserialize<'de> for NodePortAddresses {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TextOrList;
-        impl<'de> Visitor<'de> for TextOrList {
-            type Value = NodePortAddresses;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("all, primary, or networks")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<NodePortAddresses, E> {
-                text.parse().map_err(E::custom)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<NodePortAddresses, A::Error> {
-                let mut parts = Vec::new();
-                while let Some(part) = list.next_element::<String>()? {
-                    parts.push(part);
-                }
-                let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-                NodePortAddresses::from_parts(&parts).map_err(de::Error::custom)
-            }
-        }
-        deserializer.deserialize_any(TextOrList)
+        list::deserialize(deserializer, "all, primary, or networks", Self::from_parts)
     }
 }
 

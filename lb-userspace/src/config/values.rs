@@ -4,7 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::list;
 
 /// A value that was not understood: what was given, and what would be.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -59,16 +61,17 @@ impl FromStr for Interfaces {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        Self::from_patterns(text.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()).map(str::to_owned))
+        Self::from_patterns(&list::parts(text))
     }
 }
 
 impl Interfaces {
-    fn from_patterns(patterns: impl Iterator<Item = String>) -> Result<Self, ValueError> {
-        let patterns: Vec<String> = patterns.collect();
-        match patterns.as_slice() {
-            [only] if only == "auto" => Ok(Self::Auto),
-            _ if patterns.iter().all(|pattern| pattern != "auto") => Ok(Self::Named(patterns)),
+    fn from_patterns(patterns: &[&str]) -> Result<Self, ValueError> {
+        match patterns {
+            ["auto"] => Ok(Self::Auto),
+            _ if !patterns.contains(&"auto") => {
+                Ok(Self::Named(patterns.iter().map(|pattern| (*pattern).to_owned()).collect()))
+            }
             _ => Err(ValueError {
                 given: patterns.join(","),
                 what: "a choice of interfaces",
@@ -80,27 +83,7 @@ impl Interfaces {
 
 impl<'de> Deserialize<'de> for Interfaces {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TextOrList;
-        impl<'de> Visitor<'de> for TextOrList {
-            type Value = Interfaces;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("auto, or interface names and patterns")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Interfaces, E> {
-                text.parse().map_err(E::custom)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Interfaces, A::Error> {
-                let mut patterns = Vec::new();
-                while let Some(pattern) = list.next_element::<String>()? {
-                    patterns.push(pattern);
-                }
-                Interfaces::from_patterns(patterns.into_iter()).map_err(de::Error::custom)
-            }
-        }
-        deserializer.deserialize_any(TextOrList)
+        list::deserialize(deserializer, "auto, or interface names and patterns", Self::from_patterns)
     }
 }
 

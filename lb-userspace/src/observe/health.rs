@@ -102,7 +102,7 @@ const STALE: &str = "the source is stale";
 /// Faults of this node itself; that it is leaving is none.
 fn own_faults(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> Vec<Fault> {
     let mut faults = dead(report, since_beat, thresholds);
-    // What the agent before left behind serves on: load balancers need not hear of a restart.
+    // What the agent before left behind serves on: load balancers need not see a restart.
     let in_grace = report.tables.inherited && report.uptime_seconds < thresholds.first_sync_grace.as_secs_f64();
     // What keeps this node from listing (an API that is away, revoked rights, an error of the server) keeps all nodes from it.
     let excused = in_grace || (report.tables.inherited && has_source_error(report));
@@ -143,7 +143,7 @@ fn not_ready(report: &Report, own: &[Fault], thresholds: &Thresholds) -> Vec<Fau
         faults.push(Fault::new(UNWRITABLE, format!("{UNWRITABLE}: {error}")));
     }
     let is_known = |general| own.iter().any(|fault| fault.general == general);
-    // Not ready from the first moment on, though load balancers need not hear of it yet.
+    // Not ready from the first moment on, though load balancers need not see it yet.
     if !report.tables.synced && !is_known(UNSYNCED) {
         faults.push(Fault::new(UNSYNCED, format!("{UNSYNCED}; what the agent before left in the tables is served")));
     }

@@ -46,7 +46,7 @@ pub(super) fn plan(
             (None, Some(first)) if *first == claim => {
                 won.entry((claim.port, claim.protocol)).or_default().insert(frontend, claim.kind);
             }
-            // Told of the addresses that it stands for.
+            // The refusals of the addresses that it is derived from say so.
             (None, Some(_)) if claim.kind == FrontendKind::HostSocket => {}
             (None, Some(first)) => refusals.push(taken(service, &frontend, &claim, first, rules)),
             // Every claim is put before anything is planned.

@@ -65,7 +65,7 @@ impl Soaked {
     }
 }
 
-/// Makes so many changes; `tell` hears of every sample.
+/// Makes so many changes; `tell` gets every sample.
 pub fn soak(changes: u64, seed: u64, mut tell: impl FnMut(&Sample)) -> Result<Soaked> {
     let mut scenario = Scenario::new("soak", Settings { seed, ..Settings::default() })?;
     let mut bulk = Bulk::start(&scenario.api, SERVICES, seed);

@@ -46,7 +46,7 @@ impl KubeProxy {
         command.arg("--config").arg(&config);
         let process = Process::start(command, &directory.path().join("log"), Some(namespace.netns()))?;
         let mut this = Self { process, api, namespace, _directory: directory, shown: 0 };
-        // kube-proxy looks at its node before it says whom to tell of the zone: one that it has from the start may be lost
+        // kube-proxy looks at its node before it registers handlers for the zone: one that it has from the start may be lost
         // (NewNodeTopologyConfig, then RegisterEventHandler). Here it has none until it runs.
         this.rules_for(None, &[], &[]).context("kube-proxy does not start")?;
         Ok(this)

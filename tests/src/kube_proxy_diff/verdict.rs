@@ -13,7 +13,7 @@ pub enum Fate {
     Served(BTreeSet<SocketAddr>),
     /// It is answered with an error.
     Rejected,
-    /// Nobody hears of it again.
+    /// It gets no answer.
     Dropped,
 }
 

@@ -89,7 +89,7 @@ where
     LoadedPrograms: Maps<N>,
     Explained: Foretells<N>,
 {
-    /// What `ballast explain` says of the packet; `None`: it is not asked. XDP leaves some steps to tc, and explain tells of tc.
+    /// What `ballast explain` says of the packet; `None`: it is not asked. XDP leaves some steps to tc, and explain is about tc.
     pub(super) fn explain(&self, lockstep: &Lockstep, hook: Hook, packet: Packet<N>) -> Result<Option<Foretold<N>>> {
         let Some(explained) = lockstep.explained.as_ref().filter(|_| hook != Hook::Xdp) else { return Ok(None) };
         let memory = &self.memory;

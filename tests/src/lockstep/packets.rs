@@ -12,7 +12,7 @@ use crate::test_run::Hook;
 pub struct Traffic<const N: usize> {
     said: Vec<Said<N>>,
     next: usize,
-    /// So many of the next packets are clients that nobody has heard of.
+    /// So many of the next packets are unknown clients.
     crowd: usize,
 }
 

@@ -134,7 +134,7 @@ impl Half {
 pub struct Said {
     /// The number of what it says next.
     pub next: u32,
-    /// What it has heard of the other end.
+    /// What it has received from the other end.
     pub heard: u32,
     /// It has said its last.
     pub last: bool,

@@ -68,7 +68,7 @@ fn ask_to_open(model: &mut Model, asked: Asked, at: usize) -> ConnectionOutcome 
     ConnectionOutcome::Decided(asked.to_answerer(connection, outcome, 0))
 }
 
-/// Remembers a SYN with another sequence number; `false` with the third second of them in which nothing was heard of the answerer.
+/// Remembers a SYN with another sequence number; `false` with the third second of them without a packet of the answerer.
 fn second(model: &mut Model, asked: Asked, at: usize) -> bool {
     let here = |second: &Second| (second.client, second.target) == (asked.src, asked.dst);
     let connection = &model.connections[at];
@@ -127,7 +127,7 @@ fn await_answer(model: &mut Model, asked: Asked, at: usize) -> u32 {
     0
 }
 
-/// The backend has left the client without an answer for too long: both ends hear of it with what they say next, the client now.
+/// The backend has left the client without an answer for too long: both ends get a RST at their next packet, the client now.
 fn give_up(model: &mut Model, asked: Asked, at: usize) -> Expected {
     model.seconds.retain(|second| (second.client, second.target) != (asked.src, asked.dst));
     let now_s = model.now_s;

@@ -213,7 +213,7 @@ fn compare_events(expected: &Expected, asked: Asked, events: &[Event]) -> Result
             | Outcome::HeldForHandOver
             | Outcome::PassedHandOver
     );
-    // What the packet told of backends stands in events of their own.
+    // What the packet showed about backends is in events of its own.
     let is_note = |event: &&Event| event.outcome == Outcome::Ejected as u8 || event.outcome == Outcome::Cleared as u8;
     let told = events.iter().filter(is_note).count();
     ensure!(events.len() - told == usize::from(!everyday), "{} events for {:?}", events.len(), expected.outcome);

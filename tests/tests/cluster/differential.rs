@@ -33,7 +33,7 @@ fn ballast_serves_what_kube_proxy_serves() {
     }
 }
 
-/// Told of one thing less, Ballast serves otherwise, and it shows.
+/// With one input less Ballast serves otherwise, and the comparison finds it.
 #[test]
 fn whatever_ballast_misses_is_found() {
     let found = kube_proxy_diff::run_distorted(lb_seed::of_run()).expect("a comparison");

@@ -122,7 +122,7 @@ impl Cluster {
         Store { netns: self.netns(), address: self.server.store_address() }
     }
 
-    /// How many slices the API tells of.
+    /// How many slices the API has.
     pub fn count_slices(&self) -> Result<usize> {
         let one = ListParams::default().limit(1);
         let list = self.run(async { Api::<EndpointSlice>::all(self.client.clone()).list_metadata(&one).await })?;

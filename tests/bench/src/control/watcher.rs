@@ -22,7 +22,7 @@ use super::objects::NAMESPACE;
 /// Pause before a watch that broke is begun again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// When an object of a kind was last told of.
+/// When an object of a kind was last received.
 type Seen = Arc<Mutex<BTreeMap<(&'static str, String), Instant>>>;
 
 /// Watches services and slices until it is dropped.
@@ -57,7 +57,7 @@ impl Watcher {
         Ok(Self { seen, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// When an object was last told of.
+    /// When an object was last received.
     pub fn last(&self, kind: &'static str, name: &str) -> Option<Instant> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).get(&(kind, name.to_owned())).copied()
     }

@@ -1,4 +1,4 @@
-//! The real kube-proxy on a lane, told of the same services by a real API server.
+//! The real kube-proxy on a lane, with the same services from a real API server.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node as KubeNode;

@@ -1,4 +1,4 @@
-//! Odd objects, two nodes: neither leaves its load balancers, everything else is served, and every place that should tell of them does.
+//! Odd objects, two nodes: neither leaves its load balancers, everything else is served, and every place that should show them does.
 
 use std::time::{Duration, Instant};
 

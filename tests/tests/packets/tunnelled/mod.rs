@@ -266,7 +266,7 @@ fn a_backend_that_is_not_here_takes_nothing(scenario: &mut Scenario) {
     assert_eq!(scenario.entries(), (0, 0));
 }
 
-/// Nodes hear of a change at different moments: until its deadline a backend that drains takes what another node sends it.
+/// Nodes get a change at different moments: until its deadline a backend that drains takes what another node sends it.
 fn a_draining_backend_takes_what_another_node_sends_until_its_deadline(scenario: &mut Scenario) {
     let here = SocketAddr::new(ip(scenario.v6, Who::Here), TARGET);
     for hook in HOOKS {
