@@ -14,8 +14,6 @@ mod fib;
 mod flood;
 mod flow_tables;
 mod gate;
-mod global_functions;
-mod kernel;
 mod maps;
 mod nat;
 mod outer_header;

@@ -1,34 +1,28 @@
 //! The maps, as `bpftool` shows them. Capacities are defaults; the agent may load others.
 
-mod gates;
-mod working;
+use core::ptr::null_mut;
 
-use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
+use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, bpf_sock_addr};
 use aya_ebpf::btf_maps::lpm_trie::Key;
-use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf, SkStorage};
+use aya_ebpf::btf_maps::{
+    Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, ProgramArray, RingBuf, SkStorage,
+};
+use aya_ebpf::helpers::generated::bpf_sk_storage_get;
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, BridgePort, BridgePortKey, Config, Endpoint, EndpointKey, Event, Flow, FlowKey,
-    Fragment, FragmentKey, HalfOpen, Health, Link, LoadSettings, Masquerade, Network, NetworkKey, PeerMac,
-    SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source,
+    Affinity, AffinityKey, Backend, BridgePort, BridgePortKey, Bucket, BucketKey, Config, Endpoint, EndpointKey, Event,
+    Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Health, Link, LoadSettings, Masquerade, Network, NetworkKey,
+    PeerMac, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source,
     SourceKey, StatKey, Traffic, UDP, Vip, VipKey,
 };
 use lb_common::client_shares;
 use lb_common::limits;
 use lb_common::service_cidrs::{Cover, FAMILIES};
+use lb_common::stages::{TcStage, XdpStage};
+use lb_common::switch;
 use lb_common::vip_filter;
 
-use crate::scratch::Scratch;
-use gates::{
-    OLD_FLOWS4, OLD_FLOWS6, OLD_FRAGMENTS4, OLD_FRAGMENTS6, OLD_HALF_OPEN4, OLD_HALF_OPEN6, OLD_UDP_FLOWS4,
-    OLD_UDP_FLOWS6,
-};
-pub use gates::{SWITCH_TC, SWITCH_WORD, SWITCH_XDP};
-pub use working::{
-    BUCKETS, CPU_BUCKETS, FLOOD_UNTIL, MOST_QUOTED, QUOTE, SYN_COUNTS, SYN_RATE, TC_PROGRAMS, XDP_PROGRAMS,
-    socket_scratch,
-};
-use working::{SCRATCH4, SCRATCH6};
+use crate::scratch::{Scratch, SocketScratch};
 
 /// Elements are allocated as they are used: an idle node pays for what it holds.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
@@ -153,6 +147,92 @@ pub static TRAFFIC4: LruHashMap<FlowKey<4>, Traffic, 1> = LruHashMap::new();
 /// Capacity as that of `flows6` with `--flow-counters`, else 1.
 #[btf_map(name = "traffic6")]
 pub static TRAFFIC6: LruHashMap<FlowKey<16>, Traffic, 1> = LruHashMap::new();
+
+/// The most bytes of a packet that a refusal quotes: whole words, and all ones in binary but for them, so that a mask bounds a length.
+pub const MOST_QUOTED: usize = 508;
+
+/// Half-open flows that this CPU has made in a second: which one, how many.
+#[btf_map(name = "syn_counts")]
+pub static SYN_COUNTS: PerCpuArray<[u32; 2], 1> = PerCpuArray::new();
+#[btf_map(name = "syn_rate")]
+pub static SYN_RATE: Array<u64, 1> = Array::new();
+/// Until when they are too many, seconds of `CLOCK_MONOTONIC`. Not pinned: new programs count for themselves.
+#[btf_map(name = "flood_until")]
+pub static FLOOD_UNTIL: Array<u32, 1> = Array::new();
+
+/// Not pinned: new programs begin with full buckets.
+#[btf_map(name = "buckets")]
+pub static BUCKETS: LruHashMap<BucketKey, Bucket, { limits::BUCKETS as usize }> = LruHashMap::new();
+
+/// When each CPU may write the next event record of an outcome, and, from the index [`limits::OUTCOMES`] on, originate the next answer,
+/// nanoseconds of `CLOCK_MONOTONIC`. Not pinned: new programs begin with full buckets.
+#[btf_map(name = "cpu_buckets")]
+pub static CPU_BUCKETS: PerCpuArray<u64, { 2 * limits::OUTCOMES as usize }> = PerCpuArray::new();
+
+/// Room for a quoted packet.
+#[btf_map(name = "quote")]
+pub static QUOTE: PerCpuArray<[u8; 512], 1> = PerCpuArray::new();
+
+/// What the programs that handle one packet hand on to each other: tc and XDP programs run to their end before another starts on the same
+/// CPU.
+#[btf_map(name = "scratch4")]
+pub static SCRATCH4: PerCpuArray<Scratch<4>, 1> = PerCpuArray::new();
+#[btf_map(name = "scratch6")]
+pub static SCRATCH6: PerCpuArray<Scratch<16>, 1> = PerCpuArray::new();
+
+/// The same for a call of a socket: another task's call may interrupt it on its CPU, but none of the same socket, which the kernel has locked.
+#[btf_map(name = "socket_scratch")]
+pub static SOCKET_SCRATCH: SkStorage<SocketScratch<16>> = SkStorage::new();
+
+/// The programs that tc programs tail call, by [`TcStage::slot`].
+#[btf_map(name = "tc_programs")]
+pub static TC_PROGRAMS: ProgramArray<{ TcStage::SLOTS }> = ProgramArray::new();
+/// The programs that the XDP program tail calls, by [`XdpStage::slot`].
+#[btf_map(name = "xdp_programs")]
+pub static XDP_PROGRAMS: ProgramArray<{ XdpStage::SLOTS }> = ProgramArray::new();
+
+/// What every gate does ([`switch::word`]).
+#[btf_map(name = "switch_word")]
+pub static SWITCH_WORD: Array<u32, 1> = Array::new();
+/// The entry programs of the old and of the new set at tc ([`switch::old_slot`], [`switch::new_slot`]).
+#[btf_map(name = "switch_tc")]
+pub static SWITCH_TC: ProgramArray<{ switch::SLOTS }> = ProgramArray::new();
+/// The same at XDP.
+#[btf_map(name = "switch_xdp")]
+pub static SWITCH_XDP: ProgramArray<{ switch::SLOTS }> = ProgramArray::new();
+
+/// Tables of the old set. Gates ask whether a key is there, and read no value: it may have another layout than is declared here.
+#[btf_map(name = "old_flows4")]
+pub static OLD_FLOWS4: HashMap<FlowKey<4>, u32, 1> = HashMap::new();
+#[btf_map(name = "old_flows6")]
+pub static OLD_FLOWS6: HashMap<FlowKey<16>, u32, 1> = HashMap::new();
+#[btf_map(name = "old_udp_flows4")]
+pub static OLD_UDP_FLOWS4: LruHashMap<FlowKey<4>, u32, 1> = LruHashMap::new();
+#[btf_map(name = "old_udp_flows6")]
+pub static OLD_UDP_FLOWS6: LruHashMap<FlowKey<16>, u32, 1> = LruHashMap::new();
+#[btf_map(name = "old_half_open4")]
+pub static OLD_HALF_OPEN4: LruHashMap<FlowKey<4>, u32, 1> = LruHashMap::new();
+#[btf_map(name = "old_half_open6")]
+pub static OLD_HALF_OPEN6: LruHashMap<FlowKey<16>, u32, 1> = LruHashMap::new();
+#[btf_map(name = "old_fragments4")]
+pub static OLD_FRAGMENTS4: LruHashMap<FragmentKey<4>, u32, 1> = LruHashMap::new();
+#[btf_map(name = "old_fragments6")]
+pub static OLD_FRAGMENTS6: LruHashMap<FragmentKey<16>, u32, 1> = LruHashMap::new();
+
+/// The scratch record of the socket of this call. With the flag `BPF_SK_STORAGE_GET_F_CREATE` it is made if it is missing.
+#[inline(always)]
+pub fn socket_scratch<const N: usize>(
+    context: *mut bpf_sock_addr,
+    flags: u32,
+) -> Option<&'static mut SocketScratch<N>> {
+    // SAFETY: a word of the context, read as a word: the socket, never null in this hook. The record has room for either family, and all
+    // zeroes is a valid value of it. The kernel holds the socket's lock: there is one user at a time.
+    unsafe {
+        let socket = (&raw const (*context).__bindgen_anon_1.sk).read_volatile();
+        let map = (&raw const SOCKET_SCRATCH).cast_mut().cast();
+        bpf_sk_storage_get(map, socket.cast(), null_mut(), u64::from(flags)).cast::<SocketScratch<N>>().as_mut()
+    }
+}
 
 /// The maps, by address family.
 pub struct Maps;

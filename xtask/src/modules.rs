@@ -16,7 +16,11 @@ fn files(package: &Path) -> Result<Files> {
     let mut files = Files::new();
     read(&package.join("src"), "", &mut files)?;
     let tests: BTreeSet<String> = files.iter().flat_map(|(module, text)| test_modules(module, text)).collect();
-    let is_test = |module: &str| tests.iter().any(|test| module == test || module.starts_with(&format!("{test}::")));
+    let is_test = |module: &str| {
+        let below_tests = |test: &String| module == test || module.starts_with(&format!("{test}::"));
+        // Files that are declared by their path.
+        module.ends_with("_tests") || tests.iter().any(below_tests)
+    };
     files.retain(|module, _| !is_test(module));
     Ok(files)
 }
@@ -140,8 +144,13 @@ fn levels(page: &str) -> BTreeMap<&str, usize> {
     let list = page.split_once("\n### Import order\n").map_or("", |(_, list)| list);
     let list = list.split("\n#").next().unwrap_or_default();
     let lines = list.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
-    let folders = |line: &'_ str| line.split('`').skip(1).step_by(2).collect::<Vec<_>>();
-    lines.enumerate().flat_map(|(level, line)| folders(line).into_iter().map(move |folder| (folder, level))).collect()
+    let folders = lines.enumerate().flat_map(|(level, line)| named(line).map(move |folder| (folder, level)));
+    folders.collect()
+}
+
+/// The names between backquotes.
+fn named(line: &str) -> impl Iterator<Item = &str> {
+    line.split('`').skip(1).step_by(2)
 }
 
 /// What contradicts the levels: folders without one, names without a folder, and imports from the own level or one above. The
@@ -215,25 +224,26 @@ mod tests {
 
     #[test]
     fn an_import_from_the_own_level_or_one_above_is_found_and_named() {
-        let page = "# A\n### Import order\n\n1. `a`, `b`\n2. `c`: comment\n3. `e`\n\n## Next\n1. `d`\n";
+        let page = "# A\n### Import order\n\n1. `a`, `b`\n2. `c`: comment\n3. `e`, `f`\n\n## Next\n1. `d`\n";
         let levels = levels(page);
-        assert_eq!(levels, BTreeMap::from([("a", 0), ("b", 0), ("c", 1), ("e", 2)]));
+        assert_eq!(levels, BTreeMap::from([("a", 0), ("b", 0), ("c", 1), ("e", 2), ("f", 2)]));
         let file = |module: &str, text: &str| (module.to_owned(), code(text));
         let files = Files::from([
             file("", "pub mod a;\nuse c::C;"),
             file("a", "use crate::b::B;"),
             file("a::deep", "use crate::{a::A, c::C};"),
             file("b", "#[cfg(test)]\nmod tests {\n    use crate::c::C;\n}"),
-            file("c", "use crate::a::A;\n#[cfg(test)]\nmod c_tests;\nuse crate::d::D;"),
+            file("c", "use crate::a::A;\n#[cfg(test)]\nmod c_tests;\nuse crate::e::E;"),
             file("d", ""),
+            file("e", ""),
         ]);
         assert_eq!(test_modules("c", &files["c"]), ["c::c_tests"]);
         let expected = [
             "d has no level",
-            "there is no e",
+            "there is no f",
             "a imports b, which is not below a",
             "a::deep imports c, which is not below a",
-            "c imports d, which is not below c",
+            "c imports e, which is not below c",
         ];
         assert_eq!(against_levels(&files, &levels), expected);
     }

@@ -78,7 +78,7 @@ fn a_lost_entry_for_answers_is_not_written_over_another_flows() {
 }
 
 #[test]
-fn no_new_flow_goes_to_a_backend_whose_deadline_struck_before_the_slots_were_written() {
+fn no_new_flow_goes_to_a_backend_whose_deadline_passed_before_the_slots_were_written() {
     let mut tables = serving(&BACKENDS);
     let now_ds = u32::try_from(tables.now_ns / 100_000_000).unwrap();
     let draining = tables.backends.get_mut(&17).unwrap();

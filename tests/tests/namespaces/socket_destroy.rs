@@ -158,7 +158,7 @@ fn an_address_that_comes_back_as_another_pod_ends_the_connections_to_the_old_one
 }
 
 #[test]
-fn a_deadline_that_struck_while_no_agent_ran_is_made_up_for() {
+fn a_deadline_that_passed_while_no_agent_ran_is_made_up_for() {
     let fixture = Fixture::new("madeup", Pods::Routed, 2, NodeOptions::default());
     let service = fixture.web();
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period=1s", "--drain-max=0s"]);

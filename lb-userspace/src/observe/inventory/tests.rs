@@ -265,7 +265,7 @@ fn drains_come_in_the_order_of_their_deadlines() {
 }
 
 #[test]
-fn a_struck_deadline_is_zero_and_counted_as_overdue() {
+fn a_passed_deadline_is_zero_and_counted_as_overdue() {
     let contents = contents();
     let later = Monotonic::from_duration(Duration::from_secs(131));
     let inventory = Inventory::new(&contents, later);
