@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     model::Family,
-    plan::maglev::{Maglev, Preference, Turns, Weighed, hash},
+    plan::maglev::{Maglev, Preference, RoundRobin, Weighed, hash},
 };
 
 fn member(index: u32, weight: u16) -> Member {
@@ -219,7 +219,7 @@ fn weights_that_differ_most_take_as_many_turns_as_equal_ones() {
     // 65.57 slots for each unit of weight, and in the last, broken cycle of rounds everybody comes first.
     assert!((65_000..65_700).contains(&counts[0]), "{}", counts[0]);
     assert!(counts[1..].iter().all(|count| (65..=66).contains(count)));
-    assert_eq!(Turns::new(&weighed(&unequal)).take(131_071).filter(|index| *index == 0).count(), counts[0]);
+    assert_eq!(RoundRobin::new(&weighed(&unequal)).take(131_071).filter(|index| *index == 0).count(), counts[0]);
 }
 
 /// Addresses that are chosen to prefer the same slots make the table less even; they do not make the work longer.
