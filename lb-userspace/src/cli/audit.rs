@@ -50,7 +50,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
         Ok(code(&audited.report))
     });
     shown.unwrap_or_else(|error| {
-        eprintln!("ballast: {}", super::sentence(&error));
+        super::complain(super::sentence(&error));
         ExitCode::from(FAILED)
     })
 }

@@ -52,7 +52,7 @@ pub(super) fn run(arguments: Arguments) -> ExitCode {
         Ok(if examined.level == Level::Fail { ExitCode::from(FOUND) } else { ExitCode::SUCCESS })
     });
     shown.unwrap_or_else(|error| {
-        eprintln!("ballast: {}", super::sentence(&error));
+        super::complain(super::sentence(&error));
         ExitCode::from(FAILED)
     })
 }

@@ -77,7 +77,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
         Ok(if explained.explanation.result.served { ExitCode::SUCCESS } else { ExitCode::from(REFUSED) })
     });
     shown.unwrap_or_else(|error| {
-        eprintln!("ballast: {}", super::sentence(&error));
+        super::complain(super::sentence(&error));
         ExitCode::from(FAILED)
     })
 }

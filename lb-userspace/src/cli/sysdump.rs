@@ -35,7 +35,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         run_dir: arguments.dirs.run_dir.clone(),
         metrics: arguments.metrics,
     };
-    let tell = |item: &str| eprintln!("reading {item}");
+    let tell = |item: &str| drop(writeln!(io::stderr(), "reading {item}"));
     let file = arguments.file.clone().unwrap_or_else(|| format!("{name}.tar.gz").into());
     if file == Path::new("-") {
         let failed = write(&settings, &name, made_s, io::stdout().lock(), tell).context("cannot write the archive")?;
@@ -56,6 +56,6 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn tell_failed(failed: usize) {
     if failed > 0 {
-        eprintln!("{failed} items could not be read in full: INDEX.txt of the archive says why");
+        super::complain(format_args!("{failed} items could not be read in full: INDEX.txt of the archive says why"));
     }
 }

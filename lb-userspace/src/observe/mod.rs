@@ -23,3 +23,4 @@ pub mod server;
 pub mod status;
 pub mod table;
 pub mod text;
+pub mod top;
