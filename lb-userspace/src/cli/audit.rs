@@ -34,8 +34,9 @@ pub(super) struct Arguments {
 
 /// An audit, and who made it.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-struct Audited {
+pub(super) struct Audited {
     /// Null: the agent did.
     agent_error: Option<String>,
     #[serde(flatten)]

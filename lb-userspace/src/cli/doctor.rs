@@ -37,8 +37,9 @@ pub(super) struct Arguments {
 }
 
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-struct Examined {
+pub(super) struct Examined {
     /// The worst of the findings.
     level: Level,
     findings: Vec<Finding>,

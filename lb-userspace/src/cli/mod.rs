@@ -182,6 +182,8 @@ fn complain(sentence: impl std::fmt::Display) {
 
 #[cfg(test)]
 mod book_tests;
+#[cfg(test)]
+mod schemas;
 
 #[cfg(test)]
 mod tests {

@@ -103,14 +103,16 @@ impl EventFilter {
 
 /// Events that are not shown, whatever the filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-struct Lost {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Lost {
     lost: u64,
     reason: Reason,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
-enum Reason {
+pub(super) enum Reason {
     SlowReader,
     NotWritten,
 }

@@ -15,6 +15,7 @@ use crate::model::Monotonic;
 
 /// What a service port or a backend takes in a second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Rates {
     /// New connections.
     #[serde(rename = "connectionsPerSecond")]
@@ -33,6 +34,7 @@ pub struct Rates {
 
 /// The rates of a service port.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceRates {
     pub namespace: String,
@@ -46,6 +48,7 @@ pub struct ServiceRates {
 
 /// The rates of a backend, within its service.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BackendRates {
     pub address: IpAddr,

@@ -13,6 +13,7 @@ use crate::model::Scheduler;
 
 /// A service port.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceView {
     pub namespace: String,
@@ -50,6 +51,7 @@ pub struct ServiceView {
 
 /// The rate limit of a service port.
 #[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RateLimitView {
     pub rate: u32,
     pub burst: u32,
@@ -59,6 +61,7 @@ pub struct RateLimitView {
 
 /// An address at which a service is reached.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FrontendView {
     pub address: IpAddr,
     pub port: u16,
@@ -105,6 +108,7 @@ pub const FARES: [Outcome; 6] = [
 
 /// A backend, within its service.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BackendOfService {
     pub address: IpAddr,
     pub port: u16,
