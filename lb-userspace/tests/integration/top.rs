@@ -7,10 +7,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
@@ -20,6 +21,9 @@ use tempfile::TempDir;
 
 /// Nothing here takes so long.
 const LIMIT: Duration = Duration::from_secs(10);
+
+/// Descriptors of a terminal that is being made go to no other test's process.
+static STARTS: Mutex<()> = Mutex::new(());
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = now() + LIMIT;
@@ -67,14 +71,19 @@ impl OnTerminal {
 
     fn start(dir: TempDir, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let size = Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+        let started = STARTS.lock().unwrap_or_else(PoisonError::into_inner);
         let pair = openpty(&size, None).expect("a terminal");
+        // A process that had the other end, too, would keep its own terminal alive.
+        for end in [&pair.master, &pair.slave] {
+            fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).expect("a descriptor");
+        }
         let settings = tcgetattr(&pair.slave).expect("its settings");
         let end = || Stdio::from(pair.slave.try_clone().expect("a descriptor"));
         let mut command = ballast(arguments, dir.path());
         command.envs(environment.iter().copied()).stdin(end()).stdout(end()).stderr(end());
         // Not in the session of the test's own terminal, which would get its keys.
         let process = command.process_group(0).spawn().expect("it starts");
-        drop(command);
+        drop((command, started));
         let keyboard = File::from(pair.master);
         let screen = Arc::new(Mutex::new((vt100::Parser::new(24, 100, 0), Vec::new())));
         let mut output = keyboard.try_clone().expect("a descriptor");
@@ -264,6 +273,7 @@ fn without_a_terminal_it_is_plain_text() {
 /// The program of a release aborts on a panic: a message to a terminal that is gone must not be one.
 #[test]
 fn an_error_is_no_panic_where_nobody_can_read_it() {
+    let _started = STARTS.lock().unwrap_or_else(PoisonError::into_inner);
     let pair = openpty(None, None).expect("a terminal");
     let dir = TempDir::new().expect("a folder");
     let mut command = ballast(&["top", "--once"], dir.path());

@@ -26,6 +26,10 @@ fn meets(root: &Value, schema: &Value, value: &Value, path: &str) -> Result<(), 
             "maximum" => value.as_f64().zip(wanted.as_f64()).is_none_or(|(value, most)| value <= most),
             "minItems" => length(value).zip(wanted.as_u64()).is_none_or(|(length, least)| length >= least),
             "maxItems" => length(value).zip(wanted.as_u64()).is_none_or(|(length, most)| length <= most),
+            "uniqueItems" => {
+                let items = value.as_array().map_or(&[][..], Vec::as_slice);
+                items.iter().enumerate().all(|(at, item)| !items[..at].contains(item))
+            }
             "required" => {
                 let missing = one_or_many(wanted).find(|name| value.is_object() && value.get(name).is_none());
                 missing.map_or(Ok(true), |name| Err(format!("{path}: {name} is missing")))?
