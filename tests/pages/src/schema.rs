@@ -47,10 +47,8 @@ fn meets(root: &Value, schema: &Value, value: &Value, path: &str) -> Result<(), 
             }
             "allOf" => alternatives(wanted).try_for_each(|part| meets(root, part, value, path)).map(|()| true)?,
             "items" => {
-                let items = value.as_array().into_iter().flatten().enumerate();
-                items
-                    .map(|(at, item)| meets(root, wanted, item, &format!("{path}[{at}]")))
-                    .collect::<Result<(), _>>()?;
+                let mut items = value.as_array().into_iter().flatten().enumerate();
+                items.try_for_each(|(at, item)| meets(root, wanted, item, &format!("{path}[{at}]")))?;
                 true
             }
             "properties" | "patternProperties" | "additionalProperties" => {
