@@ -105,8 +105,8 @@ mod tests {
         (ended, out.into_inner(), problems.into_inner())
     }
 
-    fn fresh() -> Option<Agent> {
-        Some(Agent::Source { text: "kube fresh".into(), is_stale: false })
+    fn fresh() -> Agent {
+        Agent::Source { text: "kube fresh".into(), is_stale: false }
     }
 
     #[tokio::test]
@@ -119,7 +119,7 @@ mod tests {
             }
             Ok(vec![row])
         };
-        let (ended, out, _) = run(true, tables, fresh()).await;
+        let (ended, out, _) = run(true, tables, Some(fresh())).await;
         assert!(ended.is_ok());
         assert_eq!(out.len(), 1, "the reading without rates is not printed");
         assert!(out[0].contains("\nsource: kube fresh\n") && out[0].contains(&"long".repeat(50)), "{}", out[0]);
@@ -127,7 +127,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_closed_pipe_ends_it() {
-        let (ended, out, _) = run(false, || Ok(vec![service(1, "web", 3.0)]), fresh()).await;
+        let (ended, out, _) = run(false, || Ok(vec![service(1, "web", 3.0)]), Some(fresh())).await;
         assert!(ended.is_ok());
         assert_eq!(out.len(), 2);
     }
@@ -139,11 +139,11 @@ mod tests {
             count += 1;
             if count == 2 { Err("no maps".to_owned()) } else { Ok(vec![service(1, "web", 3.0)]) }
         };
-        let (ended, out, problems) = run(false, tables, fresh()).await;
+        let (ended, out, problems) = run(false, tables, Some(fresh())).await;
         assert!(ended.is_ok());
         assert_eq!(out.len(), 2);
         assert!(problems.iter().any(|problem| problem.contains("tables: no maps")), "{problems:?}");
-        let (ended, out, _) = run(true, || Err("no maps".to_owned()), fresh()).await;
+        let (ended, out, _) = run(true, || Err("no maps".to_owned()), Some(fresh())).await;
         assert_eq!((ended.expect_err("no table").to_string(), out.len()), ("no maps".to_owned(), 0));
     }
 
