@@ -34,8 +34,9 @@ pub(super) struct Arguments {
 
 /// An audit, and who made it.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-struct Audited {
+pub(super) struct Audited {
     /// Null: the agent did.
     agent_error: Option<String>,
     #[serde(flatten)]
@@ -50,7 +51,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
         Ok(code(&audited.report))
     });
     shown.unwrap_or_else(|error| {
-        eprintln!("ballast: {}", super::sentence(&error));
+        super::complain(super::sentence(&error));
         ExitCode::from(FAILED)
     })
 }

@@ -37,8 +37,9 @@ pub(super) struct Arguments {
 }
 
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-struct Examined {
+pub(super) struct Examined {
     /// The worst of the findings.
     level: Level,
     findings: Vec<Finding>,
@@ -52,7 +53,7 @@ pub(super) fn run(arguments: Arguments) -> ExitCode {
         Ok(if examined.level == Level::Fail { ExitCode::from(FOUND) } else { ExitCode::SUCCESS })
     });
     shown.unwrap_or_else(|error| {
-        eprintln!("ballast: {}", super::sentence(&error));
+        super::complain(super::sentence(&error));
         ExitCode::from(FAILED)
     })
 }

@@ -46,6 +46,7 @@ pub(super) struct Arguments {
 
 /// The tables that were read, and how fresh they are.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 struct Tables {
     layout_version: u32,
@@ -59,8 +60,9 @@ struct Tables {
 }
 
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-struct Explained {
+pub(super) struct Explained {
     tables: Tables,
     /// Name of the hook's interface; null: not known, or none.
     interface: Option<String>,
@@ -77,7 +79,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
         Ok(if explained.explanation.result.served { ExitCode::SUCCESS } else { ExitCode::from(REFUSED) })
     });
     shown.unwrap_or_else(|error| {
-        eprintln!("ballast: {}", super::sentence(&error));
+        super::complain(super::sentence(&error));
         ExitCode::from(FAILED)
     })
 }

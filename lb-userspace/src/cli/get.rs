@@ -1,19 +1,23 @@
 //! `ballast get`: lists read from the pinned maps, whether an agent runs or not.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 
 use super::filter::Filter;
 use super::output::{Format, render};
-use super::{AgentDirs, print};
+use super::{AgentDirs, complain, pace, print, printed, sort};
 use crate::agent::clock;
 use crate::datapath::maps_dir;
 use crate::maps::MapError;
 use crate::observe::contents::{Contents, Wanted, WantedFlows};
-use crate::observe::inventory::{Inventory, Items};
-use crate::observe::{rates, text};
+use crate::observe::inventory::{ConnectionView, Inventory, Items, ServiceView};
+use crate::observe::rates::{self, Reading, ServiceRates};
+use crate::observe::table::{or_dash, place};
+use crate::observe::text;
 
 /// Between the two readings of `--rate`.
 const BETWEEN_READINGS: Duration = Duration::from_secs(1);
@@ -26,18 +30,43 @@ pub(super) struct Arguments {
     filter: Filter,
 
     #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    output: ListFormat,
+
+    /// Sort by this column: counts and rates with the largest first, all else ascending
+    #[arg(long, value_name = "COLUMN")]
+    sort_by: Option<String>,
+
+    /// Print the list again at each interval, until Ctrl-C; a reading that fails is reported, and the next one follows
+    #[arg(short, long)]
+    watch: bool,
+
+    /// Time between the lists of --watch
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = pace::interval, requires = "watch")]
+    interval: Duration,
 
     /// Connections only: also open host sockets that were translated at connect
     #[arg(long)]
     sockets: bool,
 
-    /// Services only: new connections, packets and bytes in a second, from two readings one second apart
+    /// Services only: new connections, packets and bytes in a second, from two readings one second apart, or one interval of --watch
     #[arg(long)]
     rate: bool,
 
     #[command(flatten)]
     dirs: AgentDirs,
+}
+
+/// How to print a list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum ListFormat {
+    #[default]
+    Table,
+    /// A table with more columns
+    Wide,
+    Json,
+    Yaml,
+    /// Names alone, as --service, --backend and --client take them
+    Name,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -57,82 +86,251 @@ enum What {
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    match arguments.what {
-        What::Services => arguments.filter.check_services()?,
-        What::Backends => arguments.filter.check_backends("backends")?,
-        What::Drains => arguments.filter.check_backends("drains")?,
-        What::Connections => arguments.filter.check_connections()?,
+    arguments.check()?;
+    let mut lists = Lists { arguments, dir: maps_dir(&arguments.dirs.bpffs), earlier: None };
+    if arguments.watch {
+        return lists.watch();
     }
     if arguments.rate {
-        return rate(arguments);
+        lists.earlier = Some(lists.reading()?.0);
+        pace::pause(BETWEEN_READINGS);
     }
-    let contents = Contents::read(&maps_dir(&arguments.dirs.bpffs), arguments.wanted())?;
-    print(&list(arguments, &Inventory::new(&contents, clock::monotonic()))?)
+    print(&lists.next()?)
 }
 
-/// Prints rates once.
-fn rate(arguments: &Arguments) -> anyhow::Result<()> {
-    if arguments.what != What::Services {
-        bail!("--rate applies to services, with their backends: ask for services");
+/// The lists that are printed one after the other.
+struct Lists<'a> {
+    arguments: &'a Arguments,
+    dir: PathBuf,
+    /// The reading that rates are compared with.
+    earlier: Option<Reading>,
+}
+
+impl Lists<'_> {
+    /// Prints a list at each interval until standard output is closed, or a signal ends the process.
+    fn watch(&mut self) -> anyhow::Result<()> {
+        let mut is_first = true;
+        loop {
+            match self.next() {
+                Ok(text) if text.is_empty() => {}
+                Ok(text) => {
+                    let between = self.arguments.output.between(is_first);
+                    if !printed(&format!("{between}{text}"))? {
+                        return Ok(());
+                    }
+                    is_first = false;
+                }
+                Err(error) => complain(super::sentence(&error)),
+            }
+            pace::pause(self.arguments.interval);
+        }
     }
-    let dir = maps_dir(&arguments.dirs.bpffs);
-    let is_counted = Contents::read(&dir, Wanted::default())?.settings.flow_counters != 0;
-    let flows = if is_counted { WantedFlows::WithTraffic } else { WantedFlows::None };
-    let wanted = Wanted { flows, stats: true, ..Wanted::default() };
-    let read = || Ok::<_, MapError>((clock::monotonic(), Contents::read(&dir, wanted)?));
-    let (begin, before) = read()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-    runtime.block_on(async { tokio::time::sleep(BETWEEN_READINGS).await });
-    let (end, after) = read()?;
-    let (before, after) = (Inventory::new(&before, begin), Inventory::new(&after, end));
-    let mut services = after.services();
-    services.retain(|item| arguments.filter.service(item));
-    let items = Items { items: rates::rates(&before, &after, &services, end.since(begin).as_secs_f64()) };
-    if !is_counted {
-        eprintln!("ballast: packets and bytes are counted by an agent with --flow-counters on");
+
+    /// The next list; empty where rates have nothing to be compared with.
+    fn next(&mut self) -> anyhow::Result<String> {
+        if self.arguments.rate {
+            return self.rates();
+        }
+        let contents = Contents::read(&self.dir, self.arguments.wanted())?;
+        list(self.arguments, &Inventory::new(&contents, clock::monotonic()))
     }
-    print(&render(arguments.output, &items, |_| rates::table(&items.items, is_counted))?)
+
+    fn rates(&mut self) -> anyhow::Result<String> {
+        let (reading, is_counted) = self.reading()?;
+        let text = match &self.earlier {
+            None => String::new(),
+            Some(earlier) => {
+                let all = reading.services.iter().zip(rates::rates(earlier, &reading));
+                let mut items: Vec<_> =
+                    all.filter(|(service, _)| self.arguments.filter.service(service)).map(|(_, rates)| rates).collect();
+                self.arguments.sort(&mut items, sort::RATES)?;
+                if !is_counted {
+                    complain("packets and bytes are counted by an agent with --flow-counters on");
+                }
+                let items = Items { items };
+                let name = |item: &ServiceRates| format!("{}/{}:{}", item.namespace, item.name, item.port);
+                self.arguments.render(&items, |_| rates::table(&items.items, is_counted), name)?
+            }
+        };
+        self.earlier = Some(reading);
+        Ok(text)
+    }
+
+    /// The tables now, and whether packets and bytes are counted.
+    fn reading(&self) -> Result<(Reading, bool), MapError> {
+        let is_counted = Contents::read(&self.dir, Wanted::default())?.settings.flow_counters != 0;
+        let flows = if is_counted { WantedFlows::WithTraffic } else { WantedFlows::None };
+        let at = clock::monotonic();
+        let contents = Contents::read(&self.dir, Wanted { flows, stats: true, ..Wanted::default() })?;
+        Ok((Reading::new(&contents, at, is_counted), is_counted))
+    }
 }
 
 impl Arguments {
+    fn check(&self) -> anyhow::Result<()> {
+        match self.what {
+            What::Services => self.filter.check_services()?,
+            What::Backends => self.filter.check_backends("backends")?,
+            What::Drains => self.filter.check_backends("drains")?,
+            What::Connections => self.filter.check_connections()?,
+        }
+        if self.rate && self.what != What::Services {
+            bail!("--rate applies to services, with their backends: ask for services");
+        }
+        match (self.what, self.rate) {
+            (What::Services, true) => self.sort(&mut [], sort::RATES)?,
+            (What::Services, false) => self.sort(&mut [], sort::SERVICES)?,
+            (What::Backends | What::Drains, _) => self.sort(&mut [], sort::BACKENDS)?,
+            (What::Connections, _) => self.sort(&mut [], sort::CONNECTIONS)?,
+        }
+        Ok(())
+    }
+
+    fn sort<T>(&self, items: &mut [T], columns: &[sort::Column<T>]) -> Result<(), sort::UnknownColumn> {
+        self.sort_by.as_ref().map_or(Ok(()), |by| sort::sort(items, columns, by))
+    }
+
     fn wanted(&self) -> Wanted {
-        let table = matches!(self.output, Format::Table | Format::Wide);
         let connections = self.what == What::Connections;
+        let counters = ["selected", "refused", "left"];
+        let by_counter =
+            self.sort_by.as_ref().is_some_and(|by| counters.iter().any(|name| by.eq_ignore_ascii_case(name)));
         Wanted {
-            flows: match (self.what, table) {
-                (What::Connections, _) if self.output != Format::Table => WantedFlows::WithTraffic,
-                (What::Services, false) => WantedFlows::None,
+            flows: match (self.what, self.output) {
+                (What::Connections, ListFormat::Table | ListFormat::Name) if self.sort_by.is_none() => WantedFlows::All,
+                (What::Connections, _) => WantedFlows::WithTraffic,
+                (What::Services, ListFormat::Json | ListFormat::Yaml | ListFormat::Name) if self.sort_by.is_none() => {
+                    WantedFlows::None
+                }
                 _ => WantedFlows::All,
             },
             health: !connections,
             sockets: connections && self.sockets,
-            stats: self.output == Format::Wide && !connections,
+            stats: (self.output == ListFormat::Wide || by_counter) && !connections,
+        }
+    }
+
+    /// The text to print. `name` is the name of an item, as the filters of `get` take it; one that several items in a row have is printed once.
+    fn render<T: Serialize>(
+        &self,
+        items: &Items<T>,
+        table: impl FnOnce(bool) -> String,
+        name: impl Fn(&T) -> String,
+    ) -> anyhow::Result<String> {
+        let format = match self.output {
+            ListFormat::Table => Format::Table,
+            ListFormat::Wide => Format::Wide,
+            ListFormat::Json if self.watch => return Ok(serde_json::to_string(items)? + "\n"),
+            ListFormat::Json => Format::Json,
+            ListFormat::Yaml => Format::Yaml,
+            ListFormat::Name => {
+                let mut names: Vec<String> = items.items.iter().map(name).collect();
+                names.dedup();
+                return Ok(names.into_iter().map(|name| name + "\n").collect());
+            }
+        };
+        render(format, items, table)
+    }
+}
+
+impl ListFormat {
+    /// What separates the lists of `--watch`.
+    const fn between(self, is_first: bool) -> &'static str {
+        match (self, is_first) {
+            (Self::Yaml, _) => "---\n",
+            (Self::Table | Self::Wide | Self::Name, false) => "\n",
+            _ => "",
         }
     }
 }
 
 fn list(arguments: &Arguments, inventory: &Inventory<'_>) -> anyhow::Result<String> {
-    let (filter, output) = (&arguments.filter, arguments.output);
+    let filter = &arguments.filter;
     match arguments.what {
         What::Services => {
             let mut items = inventory.services();
             items.retain(|item| filter.service(item));
+            arguments.sort(&mut items, sort::SERVICES)?;
             let items = Items { items };
-            render(output, &items, |wide| text::services(&items.items, wide))
+            let name = |item: &ServiceView| format!("{}/{}:{}", item.namespace, item.name, item.port);
+            arguments.render(&items, |wide| text::services(&items.items, wide), name)
         }
         What::Backends | What::Drains => {
             let drains = arguments.what == What::Drains;
             let mut items = if drains { inventory.drains() } else { inventory.backends() };
             items.retain(|item| filter.backend(item));
+            arguments.sort(&mut items, sort::BACKENDS)?;
             let items = Items { items };
             let table = if drains { text::drains } else { text::backends };
-            render(output, &items, |wide| table(&items.items, wide))
+            arguments.render(&items, |wide| table(&items.items, wide), |item| place(item.address, item.port))
         }
         What::Connections => {
             let mut items = inventory.connections();
             items.retain(|item| filter.connection(item));
+            arguments.sort(&mut items, sort::CONNECTIONS)?;
             let items = Items { items };
-            render(output, &items, |wide| text::connections(&items.items, wide))
+            arguments.render(&items, |wide| text::connections(&items.items, wide), client)
         }
+    }
+}
+
+/// A socket has no client address: the kernel knows it by its cookie.
+fn client(item: &ConnectionView) -> String {
+    match (item.client_address, item.client_port, item.socket_cookie) {
+        (Some(address), Some(port), _) => place(address, port),
+        (_, _, cookie) => format!("socket:{}", or_dash(cookie)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::observe::inventory::tests::{NOW, contents};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn listed(line: &str) -> anyhow::Result<String> {
+        let line = std::iter::once("get").chain(line.split_whitespace());
+        let arguments = Line::try_parse_from(line)?.arguments;
+        arguments.check()?;
+        list(&arguments, &Inventory::new(&contents(), NOW))
+    }
+
+    #[test]
+    fn names_are_those_that_the_filters_take() {
+        assert_eq!(listed("services -o name").expect("a list"), "demo/web:80\nother/empty:80\n");
+        assert_eq!(listed("backends -o name --state draining").expect("a list"), "10.1.0.3:8080\n");
+        let clients = listed("connections -o name").expect("a list");
+        assert!(clients.lines().next().expect("one").starts_with("10.1.0.9:"), "{clients}");
+        for (list, option, name) in
+            [("services", "--service", "demo/web:80"), ("backends", "--backend", "10.1.0.3:8080")]
+        {
+            let found = listed(&format!("{list} -o name {option} {name}")).expect("a list");
+            assert_eq!(found, format!("{name}\n"));
+        }
+    }
+
+    #[test]
+    fn the_order_holds_for_tables_and_json() {
+        let table = listed("backends --sort-by deadline").expect("a list");
+        assert!(table.lines().nth(1).expect("a row").starts_with("10.1.0.3:8080"), "{table}");
+        let json = listed("backends --sort-by deadline -o json").expect("a list");
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        assert_eq!(json["items"][0]["address"], "10.1.0.3");
+        let error = listed("backends --sort-by nonsense").expect_err("no column").to_string();
+        assert!(error.contains("FLOWS"), "{error}");
+    }
+
+    #[test]
+    fn each_list_of_a_watch_is_a_line_of_json() {
+        let json = listed("backends --watch -o json").expect("a list");
+        assert_eq!(json.lines().count(), 1, "{json}");
+        assert!(listed("backends --interval 1s").is_err(), "an interval is one of a watch");
     }
 }

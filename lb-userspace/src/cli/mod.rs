@@ -10,14 +10,18 @@ mod maintenance;
 mod migrate;
 mod monitor;
 mod output;
+mod pace;
 mod plan;
+mod sort;
 mod status;
 mod sysdump;
+mod top;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 
@@ -40,6 +44,8 @@ enum Command {
     Agent(Box<AgentArguments>),
     /// Show agent, source, tables and attachments; works without an agent, too
     Status(status::Arguments),
+    /// Show a live table of services: new and open connections, retries, refusals, drains; works without an agent, too
+    Top(top::Arguments),
     /// List services, backends or connections from the pinned maps; works without an agent, too
     Get(get::Arguments),
     /// Say what would become of a packet on this node, and why; exit code 1 if it would be refused or dropped
@@ -63,7 +69,13 @@ enum Command {
     /// Print the version
     Version,
     /// Print a completion script for a shell
-    Completion { shell: Shell },
+    #[command(alias = "completion")]
+    Completions { shell: Shell },
+    /// Write a manual page of each command into a folder, as man reads them
+    Man {
+        /// The folder; it is made if it is not there
+        dir: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -104,6 +116,7 @@ pub fn main() -> ExitCode {
         Command::Agent(arguments) => agent::run(arguments.config.as_deref(), arguments.options),
         Command::Status(arguments) => status::run(&arguments),
         Command::Get(arguments) => get::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Explain(arguments) => return explain::run(&arguments),
         Command::Monitor(arguments) => return monitor::run(&arguments),
         Command::Plan(arguments) => return plan::run(&arguments),
@@ -114,12 +127,13 @@ pub fn main() -> ExitCode {
         Command::Sysdump(arguments) => sysdump::run(&arguments),
         Command::Cleanup(arguments) => cleanup::run(&arguments),
         Command::Version => print(&format!("ballast {}\n", env!("CARGO_PKG_VERSION"))),
-        Command::Completion { shell } => completion(shell),
+        Command::Completions { shell } => completion(shell),
+        Command::Man { dir } => man(&dir),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("ballast: {}", sentence(&error));
+            complain(sentence(&error));
             ExitCode::FAILURE
         }
     }
@@ -140,16 +154,36 @@ fn completion(shell: Shell) -> anyhow::Result<()> {
     print(&String::from_utf8_lossy(&script))
 }
 
+/// Writes `ballast.1`, `ballast-status.1` and so on.
+fn man(dir: &Path) -> anyhow::Result<()> {
+    let written = std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Cli::command(), dir));
+    written.with_context(|| format!("manual pages cannot be written to {}", dir.display()))
+}
+
 /// Writes to standard output. A reader that has seen enough (`| head`) is no error.
 fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        result => Ok(result?),
+    printed(text).map(|_| ())
+}
+
+/// Writes to standard output. False: its reader has seen enough.
+fn printed(text: &str) -> anyhow::Result<bool> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        result => Ok(result.map(|()| true)?),
     }
+}
+
+/// Writes a sentence to standard error. `eprintln!` would abort the process where standard error is a terminal that is gone.
+fn complain(sentence: impl std::fmt::Display) {
+    // Nothing is left to report the failure to.
+    let _ = writeln!(std::io::stderr(), "ballast: {sentence}");
 }
 
 #[cfg(test)]
 mod book_tests;
+#[cfg(test)]
+mod schemas;
 
 #[cfg(test)]
 mod tests {
@@ -191,6 +225,31 @@ mod tests {
         assert!(error.contains("--source") && error.contains("file=PATH or kube"), "{error}");
         let error = Cli::try_parse_from(["ballast", "agent", "--socket-lb", "some"]).expect_err("bad").to_string();
         assert!(error.contains("--socket-lb") && error.contains("host"), "{error}");
+    }
+
+    #[test]
+    fn each_command_has_a_manual_page() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let dir = dir.path().join("man1");
+        man(&dir).expect("pages");
+        for (page, text) in [("ballast.1", "top"), ("ballast-top.1", "interval"), ("ballast-get.1", "sort")] {
+            let page = std::fs::read_to_string(dir.join(page)).expect("a page");
+            assert!(page.contains(text), "{page}");
+        }
+        let file = dir.join("ballast.1");
+        let error = sentence(&man(&file).expect_err("no folder"));
+        assert!(error.contains(&file.display().to_string()), "{error}");
+    }
+
+    #[test]
+    fn completions_know_every_command() {
+        for (word, shell) in [("completions", "bash"), ("completion", "zsh")] {
+            assert!(Cli::try_parse_from(["ballast", word, shell]).is_ok(), "{word}");
+        }
+        let mut script = Vec::new();
+        clap_complete::generate(Shell::Bash, &mut Cli::command(), "ballast", &mut script);
+        let script = String::from_utf8(script).expect("text");
+        assert!(script.contains("sysdump") && script.contains("--sort-by"));
     }
 
     #[test]

@@ -14,8 +14,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::AgentDirs;
 use super::filter::{AddressFilter, ServiceName};
+use super::{AgentDirs, complain};
 use crate::agent::clock;
 use crate::datapath::maps_dir;
 use crate::model::Monotonic;
@@ -103,14 +103,16 @@ impl EventFilter {
 
 /// Events that are not shown, whatever the filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-struct Lost {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct Lost {
     lost: u64,
     reason: Reason,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
-enum Reason {
+pub(super) enum Reason {
     SlowReader,
     NotWritten,
 }
@@ -123,7 +125,7 @@ impl Lost {
                 "the programs write at most 100 of an outcome in a second on each CPU, as long as the ring has room"
             }
         };
-        format!("ballast: {} events are not shown: {why}", self.lost)
+        format!("{} events are not shown: {why}", self.lost)
     }
 }
 
@@ -138,7 +140,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
     match ended {
         Ok(Closed) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("ballast: {}", super::sentence(&error));
+            complain(super::sentence(&error));
             ExitCode::from(FAILED)
         }
     }
@@ -229,7 +231,7 @@ impl Printer<'_> {
         match self.output {
             Output::Json => put(&serde_json::to_string(&lost)?),
             Output::Table => {
-                eprintln!("{}", lost.line());
+                complain(lost.line());
                 Ok(true)
             }
         }
@@ -336,6 +338,6 @@ mod tests {
         assert_eq!(serde_json::to_string(&lost).expect("plain data"), r#"{"lost":12,"reason":"slow-reader"}"#);
         let lost = Lost { reason: Reason::NotWritten, ..lost };
         assert_eq!(serde_json::to_string(&lost).expect("plain data"), r#"{"lost":12,"reason":"not-written"}"#);
-        assert!(lost.line().starts_with("ballast: 12 events are not shown"), "{}", lost.line());
+        assert!(lost.line().starts_with("12 events are not shown"), "{}", lost.line());
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
         Ok(if report.differs { ExitCode::from(DIFFERS) } else { ExitCode::SUCCESS })
     });
     shown.unwrap_or_else(|error| {
-        eprintln!("ballast: {}", super::sentence(&error));
+        super::complain(super::sentence(&error));
         ExitCode::from(FAILED)
     })
 }

@@ -35,7 +35,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         run_dir: arguments.dirs.run_dir.clone(),
         metrics: arguments.metrics,
     };
-    let progress = |item: &str| eprintln!("reading {item}");
+    let progress = |item: &str| drop(writeln!(io::stderr(), "reading {item}"));
     let file = arguments.file.clone().unwrap_or_else(|| format!("{name}.tar.gz").into());
     if file == Path::new("-") {
         let failed =
@@ -57,6 +57,6 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn tell_failed(failed: usize) {
     if failed > 0 {
-        eprintln!("{failed} items could not be read in full: INDEX.txt of the archive says why");
+        super::complain(format_args!("{failed} items could not be read in full: INDEX.txt of the archive says why"));
     }
 }

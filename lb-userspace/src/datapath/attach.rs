@@ -27,6 +27,7 @@ const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
 /// How a program hangs on an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum How {
     Tcx,
@@ -66,6 +67,7 @@ impl How {
 
 /// A program at a place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Attachment {
     pub point: Point,
     pub program: String,

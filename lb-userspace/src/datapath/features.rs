@@ -12,6 +12,7 @@ const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 const REALTIME: &str = "/sys/kernel/realtime";
 /// How tc programs are attached here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum TcMechanism {
     /// bpf links on the interface (Linux 6.6).

@@ -137,6 +137,7 @@ pub struct Datapath {
 
 /// A loaded program, as the verifier saw it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ProgramSize {
     pub name: &'static str,

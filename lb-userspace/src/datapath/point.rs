@@ -8,6 +8,7 @@ use serde::Serialize;
 
 /// A place on an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Point {
     /// tc ingress: packets that the interface received.
@@ -52,6 +53,7 @@ impl FromStr for Point {
 
 /// What an interface is to the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// The host side of a pod's link.

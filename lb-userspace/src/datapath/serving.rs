@@ -19,6 +19,7 @@ use crate::model::Family;
 
 /// How a link to the outside is served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Served {
     /// `native` or `generic` (XDP), or `tc`.

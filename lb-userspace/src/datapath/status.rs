@@ -25,6 +25,7 @@ use super::{
 
 /// The agent's own view.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     pub tc: TcMechanism,
@@ -59,6 +60,7 @@ pub struct Status {
 
 /// An interface with programs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct LinkStatus {
     pub ifindex: u32,
@@ -72,6 +74,7 @@ pub struct LinkStatus {
 
 /// What hangs in the kernel, read from pins and filters: works with the agent dead.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Attached {
     pub links: Vec<LinkStatus>,

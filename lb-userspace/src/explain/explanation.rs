@@ -8,6 +8,7 @@ use super::question::Seat;
 
 /// What becomes of a packet, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
     pub packet: PacketView,
@@ -27,6 +28,7 @@ pub struct Explanation {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PacketView {
     pub source: SocketAddr,
@@ -39,6 +41,7 @@ pub struct PacketView {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FrontendView {
     pub namespace: String,
@@ -53,6 +56,7 @@ pub struct FrontendView {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionView {
     /// `established`, `udp` or `half-open`: the table that holds the entry.
@@ -69,6 +73,7 @@ pub struct ConnectionView {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AffinityView {
     pub timeout_seconds: u32,
@@ -80,6 +85,7 @@ pub struct AffinityView {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyView {
     /// `local`, `pod`, `node`, `external` or `martian`.
@@ -96,6 +102,7 @@ pub struct PolicyView {
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a field of the JSON")]
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CandidateView {
     pub address: SocketAddr,
@@ -116,6 +123,7 @@ pub struct CandidateView {
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a field of the JSON")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ResultView {
     /// `pass`, `to-backend`, `to-client`, `refuse` or `drop`.

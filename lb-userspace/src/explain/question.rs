@@ -12,6 +12,7 @@ use super::stored::Stored;
 
 /// A program that may meet the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Seen {
@@ -56,6 +57,7 @@ impl Seen {
 
 /// The hook, the link, and why it is this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Seat {
     pub program: Seen,

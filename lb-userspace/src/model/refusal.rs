@@ -4,6 +4,7 @@ use std::fmt;
 
 /// One object, or a part of it, that is not served while all others are.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Refusal {
     /// What is refused, as `Service default/web`.
     pub object: String,

@@ -28,6 +28,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 
 /// One line of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Line {
     Event(Record),
@@ -41,6 +42,7 @@ pub enum Line {
 
 /// An [`Event`] between two processes, which may be of different versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
     /// `CLOCK_MONOTONIC`, nanoseconds.

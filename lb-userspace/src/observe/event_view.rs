@@ -21,6 +21,7 @@ const ICMPV6: u8 = 58;
 
 /// An event with names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct EventView {
     /// RFC 3339, UTC, to the microsecond.

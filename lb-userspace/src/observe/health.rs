@@ -39,6 +39,7 @@ pub enum Probe {
 
 /// One IP family in an answer, as kube-proxy has it. Both families are programmed together.
 #[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FamilyHealth {
     pub last_updated: Timestamp,
@@ -47,6 +48,7 @@ pub struct FamilyHealth {
 
 /// Body of an answer: the fields of kube-proxy 1.36, and ours where something is wrong.
 #[derive(Debug, Serialize, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Answer {
     /// When the tables were last in step; now, if healthy (as kube-proxy has it).

@@ -26,6 +26,7 @@ pub use services::{BackendOfService, FARES, FrontendView, ServiceView, kind_name
 
 /// A list as `ballast get` prints it.
 #[derive(Debug, Serialize, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Items<T> {
     pub items: Vec<T>,
 }
@@ -160,6 +161,7 @@ impl<'a> Inventory<'a> {
 
 /// Counts for `ballast status` and the metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct Totals {
     /// Service ports.
@@ -183,6 +185,7 @@ pub struct Totals {
 
 /// Backends by state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendTotals {
     pub active: u64,

@@ -37,6 +37,7 @@ impl Order {
 
 /// What the agent made of an order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct Answer {
     /// It was otherwise before.
@@ -49,6 +50,7 @@ pub struct Answer {
 
 /// Something in maintenance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct State {
     /// An address, or an address and a port.

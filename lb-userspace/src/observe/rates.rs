@@ -8,11 +8,14 @@ use std::ops::AddAssign;
 
 use serde::Serialize;
 
+use super::contents::Contents;
 use super::inventory::{BackendOfService, ConnectionView, Inventory, ServiceView};
 use super::table::{aligned, place};
+use crate::model::Monotonic;
 
 /// What a service port or a backend takes in a second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Rates {
     /// New connections.
     #[serde(rename = "connectionsPerSecond")]
@@ -31,6 +34,7 @@ pub struct Rates {
 
 /// The rates of a service port.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceRates {
     pub namespace: String,
@@ -44,6 +48,7 @@ pub struct ServiceRates {
 
 /// The rates of a backend, within its service.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BackendRates {
     pub address: IpAddr,
@@ -64,15 +69,41 @@ struct Carried {
 /// Namespace, name, port and protocol of a service port.
 type ServiceKey = (String, String, u16, &'static str);
 
-/// The rates of these services, in their order. `after` was read `seconds` later than `before`, and the services are those of `after`.
-pub fn rates(
-    before: &Inventory<'_>,
-    after: &Inventory<'_>,
-    services: &[ServiceView],
-    seconds: f64,
-) -> Vec<ServiceRates> {
-    let known: HashMap<u32, ServiceView> = before.services().into_iter().map(|service| (service.id, service)).collect();
-    let carried = after.counts_traffic().then(|| carried(&before.connections(), &after.connections()));
+/// What rates need of the tables at one moment.
+#[derive(Debug)]
+pub struct Reading {
+    pub at: Monotonic,
+    /// Their counters need [`super::contents::Wanted::stats`].
+    pub services: Vec<ServiceView>,
+    /// With packets and bytes; `None`: these are not counted, or not wanted.
+    connections: Option<Vec<ConnectionView>>,
+}
+
+impl Reading {
+    /// `at` is the moment at which `contents` was read. `traffic`: packets and bytes are wanted, if the programs count them.
+    pub fn new(contents: &Contents, at: Monotonic, traffic: bool) -> Self {
+        let inventory = Inventory::new(contents, at);
+        let connections = (traffic && inventory.counts_traffic()).then(|| inventory.connections());
+        Self { at, services: inventory.services(), connections }
+    }
+
+    /// The services of this reading by their ids.
+    pub fn by_id(&self) -> HashMap<u32, &ServiceView> {
+        self.services.iter().map(|service| (service.id, service)).collect()
+    }
+
+    /// Seconds from `earlier` to this reading; never 0, so that they divide.
+    pub fn seconds_since(&self, earlier: &Self) -> f64 {
+        self.at.since(earlier.at).as_secs_f64().max(0.001)
+    }
+}
+
+/// The rates of the services of `after`, in their order, over the time since `before`.
+pub fn rates(before: &Reading, after: &Reading) -> Vec<ServiceRates> {
+    let seconds = after.seconds_since(before);
+    let known = before.by_id();
+    let connections = after.connections.as_deref();
+    let carried = connections.map(|after| carried(before.connections.as_deref().unwrap_or_default(), after));
     let per_second = |began: u64, carried: Option<Carried>| {
         #[expect(clippy::cast_precision_loss, reason = "no rate has 53 bits")]
         let rate = |count: u64| count as f64 / seconds;
@@ -112,7 +143,7 @@ pub fn rates(
             backends: service.backends.iter().map(of_backend).collect(),
         }
     };
-    services.iter().map(of_service).collect()
+    after.services.iter().map(of_service).collect()
 }
 
 /// What connections carried between two readings, by service port and backend. Those that were forgotten meanwhile are missing.
@@ -207,21 +238,22 @@ fn row(mut names: Vec<String>, rates: Rates) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use lb_common::abi::{StatKey, Traffic, stat_kind};
     use lb_common::decide::pair_key;
     use lb_common::outcome::Outcome;
 
     use super::*;
-    use crate::observe::contents::Contents;
     use crate::observe::inventory::tests::{NOW, contents};
 
     fn stat(kind: u8, id: u32, outcome: Outcome, count: u64) -> (StatKey, u64) {
         (StatKey { id, kind, outcome: outcome as u8, pad: 0 }, count)
     }
 
-    fn of(before: &Contents, after: &Contents, seconds: f64) -> Vec<ServiceRates> {
-        let (before, after) = (Inventory::new(before, NOW), Inventory::new(after, NOW));
-        rates(&before, &after, &after.services(), seconds)
+    fn of(before: &Contents, after: &Contents, seconds: u64) -> Vec<ServiceRates> {
+        let later = NOW + Duration::from_secs(seconds);
+        rates(&Reading::new(before, NOW, true), &Reading::new(after, later, true))
     }
 
     /// Packets and bytes to and fro of the first connection.
@@ -246,7 +278,7 @@ mod tests {
             stat(backend, 1, Outcome::Selected, 100),
             stat(backend, 1, Outcome::Forwarded, 1000),
         ];
-        let found = of(&before, &after, 2.0);
+        let found = of(&before, &after, 2);
         let shown = |rates: &Rates| rates.connections.to_string();
         assert_eq!((found[0].name.as_str(), shown(&found[0].rates)), ("web", "15".to_owned()));
         let backends: Vec<String> = found[0].backends.iter().map(|backend| shown(&backend.rates)).collect();
@@ -259,7 +291,7 @@ mod tests {
     fn packets_and_bytes_are_those_of_connections_between_the_readings() {
         let before = with_traffic(contents(), (10, 1_000), (8, 8_000));
         let after = with_traffic(contents(), (14, 1_400), (12, 20_000));
-        let found = of(&before, &after, 2.0);
+        let found = of(&before, &after, 2);
         let expected = Rates {
             connections: 0.0,
             in_packets: Some(2.0),
@@ -272,7 +304,7 @@ mod tests {
         assert_eq!(found[1].rates.in_bytes, Some(0.0), "a service without connections");
         // The same tuple, another connection.
         let anew = with_traffic(contents(), (4, 400), (2, 200));
-        assert_eq!(of(&after, &anew, 1.0)[0].rates.in_packets, Some(4.0));
+        assert_eq!(of(&after, &anew, 1)[0].rates.in_packets, Some(4.0));
     }
 
     #[test]
@@ -281,16 +313,16 @@ mod tests {
         let mut after = with_traffic(contents(), (14, 1_400), (12, 20_000));
         let twice = after.v4.flows[0];
         after.v4.flows.push(twice);
-        assert_eq!(of(&before, &after, 1.0)[0].rates.in_packets, Some(4.0));
+        assert_eq!(of(&before, &after, 1)[0].rates.in_packets, Some(4.0));
     }
 
     #[test]
     fn columns_that_nothing_counts_are_left_out() {
-        let found = of(&contents(), &contents(), 1.0);
+        let found = of(&contents(), &contents(), 1);
         let shown = table(&found, false);
         assert!(shown.starts_with("NAMESPACE  SERVICE  PORT    BACKEND            CPS\n"), "{shown}");
         let counted = with_traffic(contents(), (10, 1_000), (8, 8_000));
-        let shown = table(&of(&contents(), &counted, 1.0), true);
+        let shown = table(&of(&contents(), &counted, 1), true);
         let backend = shown.lines().find(|line| line.contains("10.1.0.2:8080")).expect("a row");
         let cells: Vec<&str> = backend.split_whitespace().collect();
         assert_eq!(cells, ["->", "10.1.0.2:8080", "0", "10", "8", "1000", "8000"]);

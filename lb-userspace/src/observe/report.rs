@@ -17,6 +17,7 @@ pub use tables::{AuditReport, DrainReport, FillReport, HealthCheckReport, PassRe
 
 /// Everything, at one moment. Ages are in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct Report {
     pub pid: u32,
@@ -37,6 +38,7 @@ pub struct Report {
 
 /// Connections of another proxy, from before the first start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct AdoptionReport {
     /// What keeps some of them from living on; null: nothing does.
@@ -45,6 +47,7 @@ pub struct AdoptionReport {
 
 /// Active checks of endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct ChecksReport {
     /// How many are checked, each of one service port.
@@ -60,6 +63,7 @@ pub struct ChecksReport {
 
 /// What this kernel is and offers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct KernelReport {
     pub release: String,
@@ -71,6 +75,7 @@ pub struct KernelReport {
 
 /// Where the truth comes from, and how old the last proof of it is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct SourceReport {
     /// `file` or `kube`.
@@ -114,6 +119,7 @@ impl SourceReport {
 
 /// What is attached where.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct DatapathReport {
     /// `tcx` or `clsact`.
@@ -139,6 +145,7 @@ pub struct DatapathReport {
 
 /// Whether packets of pods pass the node's stack by.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct FastPathReport {
     /// `auto`, `on` or `off`.
@@ -157,6 +164,7 @@ pub struct FastPathReport {
 
 /// An interface with programs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct LinkReport {
     pub name: String,
@@ -172,6 +180,7 @@ pub struct LinkReport {
 
 /// A program on an interface.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct AttachmentReport {
     /// `in`, `out` or `xdp`.
@@ -183,6 +192,7 @@ pub struct AttachmentReport {
 
 /// A loaded program as the verifier saw it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct ProgramReport {
     pub name: String,
@@ -192,6 +202,7 @@ pub struct ProgramReport {
 
 /// What the health server answers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct HealthReport {
     pub healthz: bool,

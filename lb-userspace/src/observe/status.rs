@@ -12,6 +12,7 @@ use super::table::{aligned, or_dash};
 
 /// Everything that `status` shows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     /// What the agent says of itself; null: it says nothing.
@@ -39,6 +40,7 @@ pub struct Status {
 
 /// The adoption window while it is open.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Adoption {
     /// When it ends, by the wall clock of this moment: programs count seconds since the machine started.

@@ -10,6 +10,7 @@ use crate::model::Protocol;
 
 /// What would happen to a service port, a frontend or a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Change {
     Add,
@@ -27,6 +28,7 @@ pub enum Change {
 
 /// What becomes of connections that are there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Fate {
     #[default]

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// A client and its connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct Client {
     /// Its address; of an external one of IPv6, its network of 64 bits.

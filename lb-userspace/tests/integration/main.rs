@@ -8,3 +8,4 @@ mod overlaps;
 mod plan_model;
 mod scenarios;
 mod tenants;
+mod top;

@@ -3,6 +3,8 @@
 //! A test generates the text of a page and compares it with the file. It fails where the page is stale; `cargo xtask reference` runs
 //! the same tests with [`WRITE`] set, and they write the pages instead.
 
+pub mod schema;
+
 use std::fs;
 use std::path::Path;
 

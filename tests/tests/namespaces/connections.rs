@@ -146,6 +146,35 @@ fn rates_are_those_of_the_service_that_has_traffic() {
     assert!(!refused.status.success() && String::from_utf8(refused.stderr).unwrap().contains("ask for services"));
 }
 
+#[test]
+fn top_shows_the_rates_and_the_source_of_a_service_with_traffic() {
+    let fixture = Fixture::new("top", Pods::Routed, 1, NodeOptions::default());
+    let web = fixture.web();
+    let agent = fixture.agent(&Manifest::of([web.clone()]), &[]);
+    let mut held = Stream::connect(fixture.client.netns(), web.frontends(Protocol::Tcp)[0]).unwrap();
+    held.ask("who").unwrap();
+    let arguments = ["top", "--once", "--interval", "500ms", "--service", "test/web:80"];
+    let mut child = agent.start_cli(&arguments).unwrap();
+    while child.try_wait().unwrap().is_none() {
+        for to in web.frontends(Protocol::Tcp) {
+            Stream::connect(fixture.client.netns(), to).unwrap().ask("who").unwrap();
+        }
+    }
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("\nsource: file fresh"), "{text}");
+    let row = text.lines().find(|line| line.starts_with("test ")).expect("a row");
+    let cells: Vec<&str> = row.split_whitespace().collect();
+    assert_eq!(cells[1..3], ["web", "80/TCP"], "{text}");
+    assert!(cells[3].parse::<f64>().unwrap() > 0.0 && cells[4].parse::<u64>().unwrap() >= 1, "{text}");
+    // Names of `get` are what its filters take.
+    let names = agent.cli(&["get", "backends", "-o", "name", "--sort-by", "flows"]).unwrap().stdout;
+    let names = String::from_utf8(names).unwrap();
+    let first = names.lines().next().expect("a backend");
+    assert!(!items(&agent, &["backends", "--backend", first]).is_empty(), "{names}");
+}
+
 /// Service ports and backends that have counters in the kernel's table: kind and id.
 fn counted(agent: &Agent) -> BTreeSet<(u8, u32)> {
     let maps = Pinned::open(&agent.bpffs().join("ballast/tables")).unwrap();

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use aya_obj::generated::bpf_map_type;
-use lb_tests::agent::{Manifest, SOON};
+use lb_tests::agent::{Manifest, Protocol, SOON};
 use lb_tests::fixture::{Fixture, Pods};
-use lb_tests::peers::eventually;
+use lb_tests::peers::{Stream, eventually};
 use lb_tests::test_run;
 use lb_tests::topology::NodeOptions;
 use lb_userspace::datapath::layout::{Description, Record};
@@ -68,5 +68,41 @@ fn write_fields(page: &mut String, part: &str, record: &Record) {
     for (name, field) in fields {
         let name = if name == Record::WHOLE { "–".to_owned() } else { format!("`{name}`") };
         writeln!(page, "| {part} | {name} | `{field}` |").unwrap();
+    }
+}
+
+/// What a running agent and its commands print is as the generated schemas say.
+#[test]
+fn every_json_is_as_its_schema_says() {
+    let fixture = Fixture::new("schemas", Pods::Routed, 2, NodeOptions::default());
+    let web = fixture.web();
+    let agent = fixture.agent(&Manifest::of([web.clone()]), &["--audit-interval=1s", "--flow-counters=on"]);
+    eventually("an audit", SOON, || agent.metric("ballast_audits_total", "").filter(|runs| *runs >= 1.0));
+    let to = web.frontends(Protocol::Tcp)[0];
+    let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
+    stream.ask("who").unwrap();
+    let change = tempfile::NamedTempFile::new().unwrap();
+    let added = "{apiVersion: v1, kind: Service, metadata: {name: other, namespace: test}, spec: {clusterIP: 10.96.7.7, ports: [{port: 80}]}}";
+    fs::write(change.path(), added).unwrap();
+    let (source, destination) = (fixture.client.addresses().like(to.ip()).to_string(), to.to_string());
+    for (schema, arguments) in [
+        ("get-services", &["get", "services"][..]),
+        ("get-services-rate", &["get", "services", "--rate"]),
+        ("get-backends", &["get", "backends"]),
+        ("get-drains", &["get", "drains"]),
+        ("get-connections", &["get", "connections", "--sockets"]),
+        ("status", &["status"]),
+        ("explain", &["explain", &source, &destination]),
+        ("plan", &["plan", "-f", change.path().to_str().unwrap()]),
+        ("audit", &["audit", "--dry-run"]),
+        ("doctor", &["doctor"]),
+        ("maintenance", &["maintenance", "10.99.0.1", "on"]),
+    ] {
+        let output = agent.cli(&[arguments, &["-o", "json"]].concat()).unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let json = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{schema}: {error}: {errors}"));
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../docs/src/reference/schemas/{schema}.json"));
+        let text = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+        lb_pages::schema::check(&text, &json).unwrap_or_else(|error| panic!("{schema}: {error}"));
     }
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// How an entry differs from what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum FindingKind {
     /// It is not there.
@@ -43,6 +44,7 @@ impl fmt::Display for FindingKind {
 
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
     pub kind: FindingKind,
@@ -75,6 +77,7 @@ impl fmt::Display for Finding {
 
 /// Result of an audit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct AuditReport {
     /// Nothing was repaired, on purpose.

@@ -67,6 +67,7 @@ struct Skips {
 
 /// The fast path, as `status` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FastPathStatus {
     /// `auto`, `on` or `off`.

@@ -11,6 +11,7 @@ use crate::model::Monotonic;
 
 /// A backend: an endpoint of a service port.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BackendView {
     pub namespace: String,

@@ -14,6 +14,7 @@ use crate::observe::table::place;
 
 /// A connection of a client to a service.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionView {
     pub namespace: String,

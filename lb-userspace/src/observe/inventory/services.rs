@@ -13,6 +13,7 @@ use crate::model::Scheduler;
 
 /// A service port.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceView {
     pub namespace: String,
@@ -40,10 +41,17 @@ pub struct ServiceView {
     /// Packets and connects refused for want of an endpoint, ever.
     #[serde(skip)]
     pub refused: u64,
+    /// SYNs that were sent again and moved to another backend, ever.
+    #[serde(skip)]
+    pub retries: u64,
+    /// New connections that were refused or dropped, ever: [`REFUSALS`].
+    #[serde(skip)]
+    pub refusals: u64,
 }
 
 /// The rate limit of a service port.
 #[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RateLimitView {
     pub rate: u32,
     pub burst: u32,
@@ -53,6 +61,7 @@ pub struct RateLimitView {
 
 /// An address at which a service is reached.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FrontendView {
     pub address: IpAddr,
     pub port: u16,
@@ -74,6 +83,19 @@ pub const BEGINNINGS: [Outcome; 8] = [
     Outcome::SocketSent,
 ];
 
+/// Outcomes of a new connection that the service does not take.
+pub const REFUSALS: [Outcome; 9] = [
+    Outcome::RefusedNoEndpoint,
+    Outcome::DroppedNoLocalEndpoint,
+    Outcome::DroppedNoPort,
+    Outcome::DroppedTableFull,
+    Outcome::SocketRefused,
+    Outcome::DroppedSourceRange,
+    Outcome::DroppedNoAddress,
+    Outcome::DroppedRateLimit,
+    Outcome::RefusedClientShare,
+];
+
 /// Outcomes that show how a backend fares.
 pub const FARES: [Outcome; 6] = [
     Outcome::Retried,
@@ -86,6 +108,7 @@ pub const FARES: [Outcome; 6] = [
 
 /// A backend, within its service.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BackendOfService {
     pub address: IpAddr,
     pub port: u16,
@@ -102,8 +125,20 @@ pub struct BackendOfService {
     pub began: u64,
     #[serde(skip)]
     pub flows: u64,
+    /// Those of the flows that nobody has answered.
+    #[serde(skip)]
+    pub half_open: u64,
+    #[serde(skip)]
+    pub drain_seconds: Option<u64>,
     #[serde(skip)]
     pub deadline_seconds: Option<u64>,
+}
+
+impl BackendOfService {
+    /// SYNs that were sent again and left this backend, ever.
+    pub fn retries(&self) -> u64 {
+        FARES.iter().position(|outcome| *outcome == Outcome::Retried).map_or(0, |index| self.fares[index])
+    }
 }
 
 impl Inventory<'_> {
@@ -147,6 +182,7 @@ impl Inventory<'_> {
     fn add_backends<const N: usize>(&self, family: &FamilyContents<N>, views: &mut BTreeMap<u32, ServiceView>) {
         for (id, backend) in family.backends.iter().filter(|(_, backend)| backend.state != backend_state::GONE) {
             if let Some(view) = views.get_mut(&backend.service) {
+                let flows = self.flows_of(*id, backend);
                 view.backends.push(BackendOfService {
                     address: ip(backend.address),
                     port: backend.port,
@@ -155,7 +191,9 @@ impl Inventory<'_> {
                     unhealthy: is_unhealthy(backend),
                     fares: FARES.map(|outcome| self.counted(backend_stat_kind::<N>(), *id, outcome)),
                     began: self.began(backend_stat_kind::<N>(), *id),
-                    flows: self.flows_of(*id, backend).all,
+                    flows: flows.all,
+                    half_open: flows.half_open,
+                    drain_seconds: self.deadline_seconds(backend.drain_ds),
                     deadline_seconds: self.deadline_seconds(backend.deadline_ds),
                 });
             }
@@ -187,6 +225,8 @@ impl Inventory<'_> {
                 + count(Outcome::SocketSent),
             began: self.began(stat_kind::SERVICE, id),
             refused: count(Outcome::RefusedNoEndpoint) + count(Outcome::SocketRefused),
+            retries: count(Outcome::Retried),
+            refusals: REFUSALS.into_iter().map(count).sum(),
         }
     }
 }

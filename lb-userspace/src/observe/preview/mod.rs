@@ -20,6 +20,7 @@ pub use text::table;
 
 /// The whole answer. The agent gives all of it but the connections, which are counted over the maps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct PlanReport {
     /// Why the change cannot be planned; left out: it can.
@@ -45,6 +46,7 @@ pub struct PlanReport {
 
 /// How many connections a change concerns, each once, by what becomes of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct Concerned {
     pub drain: u64,
@@ -57,6 +59,7 @@ pub struct Concerned {
 
 /// What would happen to a service port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServicePlan {
     pub namespace: String,
@@ -74,6 +77,7 @@ pub struct ServicePlan {
 
 /// A setting that would differ.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct SettingPlan {
     pub name: String,
@@ -83,6 +87,7 @@ pub struct SettingPlan {
 
 /// What would happen to a frontend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FrontendPlan {
     pub address: IpAddr,
@@ -99,6 +104,7 @@ pub struct FrontendPlan {
 
 /// What would happen to a backend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BackendPlan {
     pub address: IpAddr,
@@ -123,6 +129,7 @@ pub struct BackendPlan {
 
 /// What shows of a backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendStatePlan {
     pub state: String,
@@ -133,6 +140,7 @@ pub struct BackendStatePlan {
 
 /// What a health-check node port would answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct HealthCheckPlan {
     pub port: u16,

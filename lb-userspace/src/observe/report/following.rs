@@ -9,6 +9,7 @@ use crate::source::ResourceStatus;
 
 /// One resource of the API.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct ResourceReport {
     /// Objects held, refused ones among them.
@@ -38,6 +39,7 @@ pub struct ResourceReport {
 
 /// The API answers, and with errors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct FailingReport {
     pub code: String,
@@ -46,6 +48,7 @@ pub struct FailingReport {
 
 /// What proved a resource, and when.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct ProofReport {
     /// `event`, `bookmark`, `list` or `probe`.
@@ -55,6 +58,7 @@ pub struct ProofReport {
 
 /// A list that is not taken yet.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfirmingReport {
     pub seconds: f64,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// What was done about them since the agent started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct SocketsReport {
     /// Sockets that were destroyed, by protocol; empty with `--socket-lb off`.

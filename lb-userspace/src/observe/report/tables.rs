@@ -10,6 +10,7 @@ use crate::sweep::Client;
 
 /// The tables, as the agent that writes them knows them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct TablesReport {
     /// The first snapshot is in the tables.
@@ -61,6 +62,7 @@ pub struct TablesReport {
 
 /// Changes of the source, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct PassReport {
     pub services: u64,
@@ -70,6 +72,7 @@ pub struct PassReport {
 
 /// Backends that are gone from the source, whose flows may still end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct DrainReport {
     /// How long the drain that goes on longest has gone on; null: nothing drains.
@@ -83,6 +86,7 @@ pub struct DrainReport {
 
 /// A table's entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct FillReport {
     pub entries: u64,
@@ -91,6 +95,7 @@ pub struct FillReport {
 
 /// What audits of the tables found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct AuditReport {
     /// Seconds since the last one ended.
@@ -119,6 +124,7 @@ impl AuditReport {
 
 /// What was taken out of the programs' tables because it was over, since this agent runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct SweepReport {
     /// Seconds since the last round ended; null: none has.
@@ -148,6 +154,7 @@ pub struct SweepReport {
 
 /// A health-check node port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct HealthCheckReport {
     /// Namespace and name of the Service.
