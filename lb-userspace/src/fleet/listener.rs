@@ -72,7 +72,7 @@ fn router(answers: Answers) -> Router {
     router.with_state(answers)
 }
 
-/// Refuses whoever has no right to the path.
+/// Refuses a client that has no right to the path.
 async fn admit(answers: &Answers, headers: &HeaderMap, path: &str) -> Result<(), Response> {
     let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let token =

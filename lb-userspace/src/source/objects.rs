@@ -345,3 +345,42 @@ pub fn snapshot(
     let (services, slices) = (services.held.clone(), slices.held.clone());
     Snapshot { revision, services, slices, node, peers, service_cidrs, unread, accepted }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Family;
+
+    fn slice(name: &str, service: &str) -> Shared<Slice> {
+        let (name, service, family) = (ObjectName::new("demo", name), service.into(), Family::V4);
+        let object = Slice { name, service, family, ports: Vec::new(), endpoints: Vec::new(), changed_at: None };
+        Shared { object: Some(Arc::new(object)), refusals: Vec::new() }
+    }
+
+    /// However objects come, change and go, the marks are those of the objects that are held.
+    #[test]
+    fn the_marks_are_those_of_what_is_held() {
+        let name = |name: &str| ObjectName::new("demo", name);
+        let identity = |version: &str| Identity { uid: 1, mark: Mark::of("EndpointSlice", &name("s"), "u", version) };
+        let marks = |all: &[(&str, &str)]| {
+            let mut marks = ObjectMarks::default();
+            all.iter().for_each(|(service, version)| marks.add(&name(service), identity(version).mark));
+            marks
+        };
+        let mut slices = Objects::<Slice>::default();
+        slices.put(name("s1"), identity("1"), slice("s1", "web"));
+        slices.put(name("s2"), identity("2"), slice("s2", "web"));
+        assert_eq!(slices.marks, marks(&[("web", "1"), ("web", "2")]));
+        let before = slices.held.clone();
+        slices.put(name("s1"), identity("3"), slice("s1", "web"));
+        assert!(slices.held.ptr_eq(&before), "only its version changed: no snapshot differs by it");
+        assert_eq!(slices.marks, marks(&[("web", "3"), ("web", "2")]));
+        slices.put(name("s1"), identity("4"), slice("s1", "db"));
+        assert_eq!(slices.marks, marks(&[("db", "4"), ("web", "2")]));
+        assert!(slices.put_unread(&name("s1"), 1, None), "what was read before is held");
+        assert_eq!(slices.marks, marks(&[("db", "4"), ("web", "2")]));
+        slices.put(name("s1"), identity("5"), Shared { object: None, refusals: Vec::new() });
+        slices.remove(&name("s2"));
+        assert_eq!(slices.marks, ObjectMarks::default());
+    }
+}
