@@ -19,7 +19,7 @@ use crate::fleet::answer::CommandOutput;
 use crate::fleet::client::{ANSWER_BYTES_MAX, Asker, SYSDUMP_BYTES_MAX};
 use crate::fleet::command::Reading;
 use crate::fleet::report::{self, FleetReport};
-use crate::fleet::survey::Survey;
+use crate::fleet::survey::{PAUSE, Survey};
 use crate::fleet::{DEFAULT_PORT, SERVER_NAME, tls};
 
 /// Name of this program as a plugin of kubectl.
@@ -160,6 +160,7 @@ async fn ask(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 port: access.port,
                 concurrency: status.concurrency.into(),
                 limit: Duration::from_secs(status.timeout),
+                pause: PAUSE,
             };
             if let Some(problem) = &agents.problem {
                 eprintln!("ballast: {problem}");

@@ -137,7 +137,7 @@ async fn ask(fleet: &Fleet, limit: Duration) -> FleetReport {
     let token = agents::token(&client, "kube-system", "ballast-fleet").await.expect("a token");
     let name = tokio_rustls::rustls::pki_types::ServerName::try_from(SERVER_NAME).expect("a name");
     let asker = super::client::Asker::new(tls::client(ca.as_bytes()).expect("a CA"), name, &token);
-    Survey { asker, port: fleet.port, concurrency: 64, limit }.report(&agents).await
+    Survey { asker, port: fleet.port, concurrency: 64, limit, pause: Duration::from_millis(100) }.report(&agents).await
 }
 
 /// One listener, and one connection of each end for each question under way.
@@ -186,9 +186,6 @@ async fn one_question_names_every_node_that_is_not_in_sync() {
     if all {
         println!("{count} agents: {:.1} s, {} requests to the API server", report.seconds, fleet.api.requests());
     }
-    // The second question is answered by what is remembered.
-    let again = ask(&fleet, Duration::from_secs(5)).await;
-    assert_eq!(again.totals, report.totals);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -16,7 +16,7 @@ use super::report::{FleetReport, NodeReport, Totals};
 
 /// How many times nodes that differ are asked again, and the pause before each.
 const AGAIN: usize = 3;
-const PAUSE: Duration = Duration::from_secs(1);
+pub const PAUSE: Duration = Duration::from_secs(1);
 /// The services of so many different digests are compared.
 const DIGESTS_MAX: usize = 64;
 
@@ -29,6 +29,8 @@ pub struct Survey {
     pub concurrency: usize,
     /// How long each may take.
     pub limit: Duration,
+    /// Before nodes that differ are asked again, mostly [`PAUSE`].
+    pub pause: Duration,
 }
 
 impl Survey {
@@ -42,10 +44,10 @@ impl Survey {
             if undecided.is_empty() {
                 break;
             }
-            sleep(PAUSE).await;
+            sleep(self.pause).await;
             let asked = undecided.iter().chain(&reference_nodes);
             let answers = self.statuses(agents, asked).await;
-            comparison.again(answers, &reference_nodes, PAUSE.as_secs_f64());
+            comparison.again(answers, &reference_nodes, self.pause.as_secs_f64());
         }
         let services = self.services(agents, &comparison, &reference_nodes).await;
         let mut report = report(agents, &comparison, &services);
@@ -94,7 +96,7 @@ impl Survey {
             futures::stream::iter(reads).buffered(self.concurrency.max(1)).collect::<Vec<_>>().await
         };
         let before = read().await;
-        sleep(PAUSE).await;
+        sleep(self.pause).await;
         let after = read().await;
         let found = chosen().zip(before.iter().zip(&after)).filter_map(|((digest, _), (before, after))| {
             let differing = differing_services(before.as_ref().ok()?, after.as_ref().ok()?);
