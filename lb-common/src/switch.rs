@@ -3,6 +3,9 @@
 //! A gate hangs where an entry program hung. While [`word::OLD`] stands it calls the old set's program for every packet. From the moment that
 //! [`word::NEW`] is written it calls the new set's program, except for a packet of a connection that only the old tables know.
 
+use crate::abi::{SCTP, TCP, flow_state};
+use crate::state;
+
 /// Each entry program and its gate. The place in this list gives the slots; it never changes, as two versions share it.
 pub const GATES: [(&str, &str); 8] = [
     ("pod_in", "gate_pod_in"),
@@ -38,6 +41,39 @@ pub const fn new_slot(entry: usize) -> u32 {
 #[inline(always)]
 pub fn knows(is_established: impl Fn() -> bool, is_handshake: impl FnOnce() -> bool) -> bool {
     is_established() || is_handshake() || is_established()
+}
+
+/// Whether the old programs go on with a tuple whose entry is in the old table of handshakes and retained connections. They leave the tuple of an
+/// ended connection (`state`) to the packet that begins another one (`opens`). If the old programs took it, the agent could move the ended
+/// connection's entry at the same moment: the new tables would then hold the ended connection, and the next packet would be refused.
+#[inline(always)]
+#[must_use]
+pub const fn retains(state: u8, opens: bool) -> bool {
+    !opens || state != flow_state::CLOSING
+}
+
+/// Offset, in the transport header, of the byte that says whether a packet begins a connection: the flags of TCP (RFC 9293, section 3.1), the
+/// type of the first chunk of SCTP (RFC 9260, section 3.2). `None`: connections of this protocol do not end by a packet.
+#[inline(always)]
+#[must_use]
+pub const fn opening_at(protocol: u8) -> Option<usize> {
+    match protocol {
+        TCP => Some(13),
+        SCTP => Some(12),
+        _ => None,
+    }
+}
+
+/// Whether a packet with this byte at [`opening_at`] begins a connection: a SYN of TCP, an INIT of SCTP.
+#[inline(always)]
+#[must_use]
+pub const fn opens(protocol: u8, byte: u8) -> bool {
+    const INIT: u8 = 1;
+    match protocol {
+        TCP => state::opens(byte),
+        SCTP => byte == INIT,
+        _ => false,
+    }
 }
 
 /// Values of the one word that all gates read.
@@ -86,6 +122,24 @@ mod tests {
             has_changed != first
         };
         knows(|| is_in(ends), || is_in(!ends))
+    }
+
+    #[test]
+    fn the_tuple_of_an_ended_connection_is_left_to_what_begins_another_one() {
+        assert!(!retains(flow_state::CLOSING, true));
+        for state in [flow_state::HALF_OPEN, flow_state::OPEN, flow_state::EVICTED, flow_state::ADOPTED] {
+            assert!(retains(state, true), "state {state}");
+        }
+        assert!(retains(flow_state::CLOSING, false), "late segments of the ended connection");
+    }
+
+    #[test]
+    fn a_syn_and_an_init_begin_a_connection() {
+        use crate::abi::UDP;
+        use crate::state::tcp_flag::{ACK, SYN};
+        assert!(opens(TCP, SYN) && !opens(TCP, SYN | ACK) && !opens(TCP, ACK));
+        assert!(opens(SCTP, 1) && !opens(SCTP, 0) && !opens(SCTP, 2));
+        assert!(!opens(UDP, SYN) && opening_at(UDP).is_none());
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! Gates: what hangs at the attach points while one set of tables follows another ([`lb_common::switch`]).
 //!
 //! Every gate reads one word, so that all attach points change sides at once: no connection is ever met by both sets of tables. From then on a
-//! gate asks the new tables first, and the old programs take what only the old tables know, until the agent has moved it.
+//! gate asks the new tables first, and the old programs take what only the old tables know, until the agent has moved it. The packet that begins a
+//! connection on the tuple of an ended one is the new programs' ([`switch::retains`]).
 
 use aya_ebpf::bindings::xdp_action::XDP_PASS;
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use aya_ebpf::macros::{classifier, xdp};
 use aya_ebpf::programs::{TcContext, XdpContext};
 use lb_common::abi::{FlowKey, FragmentKey, SCTP, TCP, UDP, half_open_flags};
+use lb_common::state;
 use lb_common::switch::{self, new_slot, old_slot, word};
 
 use crate::maps::{Family, Maps, SWITCH_TC, SWITCH_WORD, SWITCH_XDP};
@@ -104,48 +106,60 @@ where
             && <Maps as Family<N>>::is_in_old_fragments(&fragment);
     }
     match headers.protocol {
-        TCP | UDP | SCTP => ports(skb, headers.transport, &mut key).is_ok() && is_olds(&key),
+        protocol @ (TCP | UDP | SCTP) => {
+            ports(skb, headers.transport, &mut key).is_ok() && is_olds(&key, opens(skb, headers.transport, protocol))
+        }
         // An error quotes a packet of the opposite direction.
         protocol if is_icmp::<N>(protocol) => {
-            inner(skb, headers.transport + ICMP_HEADER, &mut key) && is_olds(&key.reversed())
+            inner(skb, headers.transport + ICMP_HEADER, &mut key).is_some() && is_olds(&key.reversed(), false)
         }
         protocol if protocol == outer_header::protocol::<N>() => {
-            inner(skb, headers.transport, &mut key) && is_olds(&key)
+            let transport = inner(skb, headers.transport, &mut key);
+            transport.is_some_and(|transport| is_olds(&key, opens(skb, transport, key.protocol)))
         }
         _ => false,
     }
 }
 
-/// Reads the tuple of a packet within the packet, if its headers are the usual ones.
+/// Whether the packet begins a connection.
 #[inline(always)]
-fn inner<const N: usize>(skb: *mut __sk_buff, at: usize, key: &mut FlowKey<N>) -> bool {
+fn opens(skb: *mut __sk_buff, transport: usize, protocol: u8) -> bool {
+    let mut byte = [0u8; 1];
+    switch::opening_at(protocol).is_some_and(|at| load(skb, transport + at, &mut byte).is_ok())
+        && switch::opens(protocol, byte[0])
+}
+
+/// Reads the tuple of a packet within the packet, if its headers are the usual ones. The answer is where its transport header begins.
+#[inline(always)]
+fn inner<const N: usize>(skb: *mut __sk_buff, at: usize, key: &mut FlowKey<N>) -> Option<usize> {
     let (addresses, protocol, length);
     if N == 4 {
         let mut start = [0u8; 10];
         if load(skb, at, &mut start).is_err() || start[0] >> 4 != 4 || start[6] & 0x1f != 0 || start[7] != 0 {
-            return false;
+            return None;
         }
         (addresses, protocol, length) = (at + 12, start[9], usize::from(start[0] & 0x0f) * 4);
         if length < IPV4_HEADER {
-            return false;
+            return None;
         }
     } else {
         let mut start = [0u8; 8];
         if load(skb, at, &mut start).is_err() || start[0] >> 4 != 6 {
-            return false;
+            return None;
         }
         (addresses, protocol, length) = (at + 8, start[6], IPV6_HEADER);
     }
     key.protocol = protocol;
-    matches!(protocol, TCP | UDP | SCTP)
+    let is_read = matches!(protocol, TCP | UDP | SCTP)
         && load(skb, addresses, &mut key.src).is_ok()
         && load(skb, addresses + N, &mut key.dst).is_ok()
-        && ports(skb, at + length, key).is_ok()
+        && ports(skb, at + length, key).is_ok();
+    if is_read { Some(at + length) } else { None }
 }
 
-/// Whether only the old tables know a connection.
+/// Whether only the old tables know the connection of a packet. `opens`: whether the packet begins one.
 #[inline(always)]
-fn is_olds<const N: usize>(key: &FlowKey<N>) -> bool
+fn is_olds<const N: usize>(key: &FlowKey<N>, opens: bool) -> bool
 where
     Maps: Family<N>,
 {
@@ -156,7 +170,10 @@ where
         flags.is_some_and(|flags| flags & half_open_flags::SECOND == 0)
     };
     !switch::knows(|| <Maps as Family<N>>::flow(key).is_some(), is_handshake)
-        && switch::knows(|| <Maps as Family<N>>::is_in_old_flows(key), || <Maps as Family<N>>::is_in_old_half_open(key))
+        && switch::knows(
+            || <Maps as Family<N>>::is_in_old_flows(key),
+            || <Maps as Family<N>>::old_half_open_state(key).is_some_and(|state| switch::retains(state, opens)),
+        )
 }
 
 #[inline(always)]
@@ -186,5 +203,6 @@ where
     let (frame, packet) = (bytes(context), &mut scratch.work.packet);
     let is_read = parse::parse(frame, ETHERNET, packet).is_ok()
         || (is_outer::<N>(frame) && parse::parse(frame, ETHERNET + outer_header::length::<N>(), packet).is_ok());
-    is_read && is_olds(&packet.key)
+    // XDP reads TCP and UDP alone.
+    is_read && is_olds(&packet.key, packet.key.protocol == TCP && state::opens(packet.tcp_flags))
 }

@@ -2,6 +2,7 @@
 
 use core::ptr::null_mut;
 
+use aya_ebpf::Global;
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, bpf_sock_addr};
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{
@@ -201,7 +202,8 @@ pub static SWITCH_TC: ProgramArray<{ switch::SLOTS }> = ProgramArray::new();
 #[btf_map(name = "switch_xdp")]
 pub static SWITCH_XDP: ProgramArray<{ switch::SLOTS }> = ProgramArray::new();
 
-/// Tables of the old set. Gates ask whether a key is there, and read no value: it may have another layout than is declared here.
+/// Tables of the old set. Gates ask whether a key is there. Of a value they read one byte, at [`OLD_STATE_AT4`]: it may have another layout than is
+/// declared here.
 #[btf_map(name = "old_flows4")]
 pub static OLD_FLOWS4: HashMap<FlowKey<4>, u32, 1> = HashMap::new();
 #[btf_map(name = "old_flows6")]
@@ -218,6 +220,14 @@ pub static OLD_HALF_OPEN6: LruHashMap<FlowKey<16>, u32, 1> = LruHashMap::new();
 pub static OLD_FRAGMENTS4: LruHashMap<FragmentKey<4>, u32, 1> = LruHashMap::new();
 #[btf_map(name = "old_fragments6")]
 pub static OLD_FRAGMENTS6: LruHashMap<FragmentKey<16>, u32, 1> = LruHashMap::new();
+
+/// Offset of [`lb_common::abi::Flow::state`] in the records of `old_half_open4` and `old_half_open6`. Set when gates are loaded.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
+static OLD_STATE_AT4: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
+static OLD_STATE_AT6: Global<u32> = Global::new(0);
 
 /// The scratch record of the socket of this call. With the flag `BPF_SK_STORAGE_GET_F_CREATE` it is made if it is missing.
 #[inline(always)]
@@ -265,7 +275,8 @@ pub trait Family<const N: usize> {
     fn insert_fragment(key: &FragmentKey<N>, fragment: &Fragment);
     /// Whether the old set has an established connection, or one of UDP.
     fn is_in_old_flows(key: &FlowKey<N>) -> bool;
-    fn is_in_old_half_open(key: &FlowKey<N>) -> bool;
+    /// State of the entry in the old set's table of handshakes and retained connections.
+    fn old_half_open_state(key: &FlowKey<N>) -> Option<u8>;
     fn is_in_old_fragments(key: &FragmentKey<N>) -> bool;
 }
 
@@ -273,7 +284,7 @@ macro_rules! family {
     ($n:literal, $services:ident, $backends:ident, $flows:ident, $udp_flows:ident, $sources:ident, $sockets:ident, $scratch:ident,
      $half_open:ident, $health:ident, $affinity:ident, $vips:ident, $traffic:ident,
      $networks:ident, $masquerade:ident, $endpoints:ident, $fragments:ident,
-     $old_flows:ident, $old_udp_flows:ident, $old_half_open:ident, $old_fragments:ident) => {
+     $old_flows:ident, $old_udp_flows:ident, $old_half_open:ident, $old_state_at:ident, $old_fragments:ident) => {
         impl Family<$n> for Maps {
             #[inline(always)]
             fn services() -> &'static HashMap<ServiceKey<$n>, Service, { limits::SERVICES as usize }, ON_DEMAND> {
@@ -396,8 +407,10 @@ macro_rules! family {
                 }
             }
             #[inline(always)]
-            fn is_in_old_half_open(key: &FlowKey<$n>) -> bool {
-                $old_half_open.get_ptr(key).is_some()
+            fn old_half_open_state(key: &FlowKey<$n>) -> Option<u8> {
+                let record: *const u8 = $old_half_open.get_ptr(key)?.cast();
+                // SAFETY: the agent sets an offset within the record, and the verifier checks it.
+                Some(unsafe { record.add($old_state_at.load() as usize).read_volatile() })
             }
             #[inline(always)]
             fn is_in_old_fragments(key: &FragmentKey<$n>) -> bool {
@@ -428,6 +441,7 @@ family!(
     OLD_FLOWS4,
     OLD_UDP_FLOWS4,
     OLD_HALF_OPEN4,
+    OLD_STATE_AT4,
     OLD_FRAGMENTS4
 );
 family!(
@@ -451,5 +465,6 @@ family!(
     OLD_FLOWS6,
     OLD_UDP_FLOWS6,
     OLD_HALF_OPEN6,
+    OLD_STATE_AT6,
     OLD_FRAGMENTS6
 );

@@ -45,9 +45,10 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn of_ballast(arguments: &Arguments) -> anyhow::Result<()> {
     let AgentDirs { bpffs, run_dir } = &arguments.dirs;
-    let removed = datapath::cleanup_after(bpffs, run_dir, arguments.dry_run, |maps| {
-        if arguments.hand_over { give(maps) } else { anyhow::Ok(()) }
-    })?;
+    let removed = match arguments.hand_over {
+        true => datapath::cleanup_after(bpffs, run_dir, give)?,
+        false => datapath::cleanup(bpffs, run_dir, arguments.dry_run)?,
+    };
     let verb = if arguments.dry_run { "would remove" } else { "removed" };
     let lines = removed.iter().map(|removed| format!("{verb} {} {}\n", removed.kind, removed.what));
     let text: String = lines.collect();

@@ -17,7 +17,7 @@ use super::{
     pins::Pins,
     point::Point,
     program_pins, sets,
-    switch::Folder,
+    switch::{Folder, end_switch},
 };
 
 use crate::conntrack::nat_hooks;
@@ -37,15 +37,28 @@ pub struct Removed {
 /// Refuses while an agent runs. Files that are not ours stay, and with them their folder. Pods' links keep passing traffic; services
 /// are no longer translated.
 pub fn cleanup(bpffs: &Path, run_dir: &Path, dry_run: bool) -> Result<Vec<Removed>, DatapathError> {
-    cleanup_after(bpffs, run_dir, dry_run, |_| Ok(()))
+    remove_all(bpffs, run_dir, dry_run, |_| Ok(()))
 }
 
-/// The same after something that needs the maps, if there are any, and that no agent runs.
+/// The same after something that needs the maps, if there are any, and that no agent runs. All connections are in these maps: a switch to other
+/// tables is brought to its end before.
 pub fn cleanup_after<E: From<DatapathError>>(
     bpffs: &Path,
     run_dir: &Path,
-    dry_run: bool,
     before: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<Vec<Removed>, E> {
+    remove_all(bpffs, run_dir, false, |pins| {
+        // The sockets' programs go in a moment.
+        end_switch(pins, None)?;
+        before(pins.tables())
+    })
+}
+
+fn remove_all<E: From<DatapathError>>(
+    bpffs: &Path,
+    run_dir: &Path,
+    dry_run: bool,
+    before: impl FnOnce(&Pins) -> Result<(), E>,
 ) -> Result<Vec<Removed>, E> {
     features::check_privileges()?;
     let pins = Pins::under(bpffs);
@@ -55,7 +68,7 @@ pub fn cleanup_after<E: From<DatapathError>>(
     // The filters, found by their name alone, and the lock file may belong to an agent whose pins are elsewhere.
     let lock = AgentLock::take(existing, ours.then_some(pins.root()))?;
     if ours && pins.tables().is_dir() {
-        before(pins.tables())?;
+        before(&pins)?;
     }
     let mut removed = Vec::new();
     if ours {
@@ -77,7 +90,8 @@ pub fn cleanup_after<E: From<DatapathError>>(
         for path in program_pins::all(pins.programs()) {
             remove(&mut removed, "program", &path, dry_run)?;
         }
-        for folder in sets::all(pins.root()).into_iter().chain(Folder::all(pins.root()).into_iter().map(Folder::path)) {
+        let switches = Folder::all(pins.root()).into_iter().map(Folder::path);
+        for folder in sets::all(pins.root()).into_iter().chain(switches).chain(sets::half_removed(pins.root())) {
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 remove(&mut removed, "map", &entry.path(), dry_run)?;
             }

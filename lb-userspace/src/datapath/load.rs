@@ -70,13 +70,15 @@ pub(super) struct Recipe {
     arrays: Vec<(&'static str, PathBuf)>,
     /// Maps of the gates, and their pins; none if no tables follow others.
     gates: Vec<(&'static str, PathBuf)>,
+    /// Constants of the gates. They are no part of the programs' digest: no other program reads them, and gates are never pinned there.
+    gate_constants: Vec<Constant>,
 }
 
 impl Recipe {
     fn new(settings: &Settings, pins: &Pins, ports: SourcePorts, own_maps: Vec<(String, PathBuf)>) -> Self {
         let constants = constants(settings, ports);
         let (settings, pins) = (settings.clone(), pins.clone());
-        Self { settings, pins, constants, own_maps, arrays: Vec::new(), gates: Vec::new() }
+        Self { settings, pins, constants, own_maps, arrays: Vec::new(), gates: Vec::new(), gate_constants: Vec::new() }
     }
 
     /// The object with its constants, and with the pinned maps; those that are missing are made.
@@ -100,7 +102,7 @@ impl Recipe {
         for (name, path) in self.arrays.iter().chain(&self.gates) {
             loader.map_pin_path(name, path);
         }
-        for (name, value) in &self.constants {
+        for (name, value) in self.constants.iter().chain(&self.gate_constants) {
             loader.override_global(name, value.as_slice(), true);
         }
         loader.override_global(aya_log::LEVEL, &self.settings.program_log_level, false);
@@ -253,7 +255,11 @@ pub(super) fn load(
         created.expect(path.clone());
     }
     let mut recipe = Recipe::new(settings, pins, ports, own_maps);
-    recipe.gates = prepared.begun.as_ref().map(gate_maps).unwrap_or_default();
+    if let Some(begun) = &prepared.begun {
+        recipe.gates = gate_maps(begun);
+        recipe.gate_constants =
+            ["OLD_STATE_AT4", "OLD_STATE_AT6"].into_iter().zip(begun.state_at.map(number)).collect();
+    }
     let (mut ebpf, program_pins) = recipe.open_first(elf, created)?;
     prepared.description.write(pins.tables())?;
     mark_ours(&mut ebpf, settings)?;

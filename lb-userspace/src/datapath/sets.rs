@@ -54,6 +54,21 @@ pub(super) fn put_in_force(root: &Path, set: &Path) -> Result<(), DatapathError>
     fs::rename(&coming, &link).map_err(DatapathError::file("rename", &coming))
 }
 
+/// A folder has a name that begins so while the pins in it are removed.
+const REMOVED: &str = "removed-";
+
+/// Folders whose removal was begun, and ended by a kill.
+pub(super) fn half_removed(root: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    let is_one = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(REMOVED));
+    entries.map(|entry| entry.path()).filter(is_one).collect()
+}
+
+/// Removes what is left of folders whose removal was begun.
+pub(super) fn finish_removals(root: &Path) -> Result<(), DatapathError> {
+    half_removed(root).iter().try_for_each(|folder| empty(folder))
+}
+
 /// Removes the pins of every set but these. The maps go when no program refers to them.
 pub(super) fn remove_others(root: &Path, kept: &[&Path]) -> Result<(), DatapathError> {
     for set in all(root).into_iter().filter(|set| !kept.contains(&set.as_path())) {
@@ -62,8 +77,19 @@ pub(super) fn remove_others(root: &Path, kept: &[&Path]) -> Result<(), DatapathE
     Ok(())
 }
 
-/// Removes a folder and the pins in it.
+/// Removes a folder and the pins in it. The folder loses its name first: a start after a kill never takes half a folder for a whole one.
 pub(super) fn remove_folder(folder: &Path) -> Result<(), DatapathError> {
+    let mut unnamed = std::ffi::OsString::from(REMOVED);
+    unnamed.push(folder.file_name().unwrap_or_default());
+    let unnamed = folder.with_file_name(unnamed);
+    if unnamed.exists() {
+        empty(&unnamed)?;
+    }
+    fs::rename(folder, &unnamed).map_err(DatapathError::file("rename", folder))?;
+    empty(&unnamed)
+}
+
+fn empty(folder: &Path) -> Result<(), DatapathError> {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         fs::remove_file(entry.path()).map_err(DatapathError::file("remove", entry.path()))?;
     }
@@ -92,6 +118,22 @@ mod tests {
         let third = make(root.path(), 9, &mut created).expect("writable");
         assert!(third.ends_with("tables-9-3"), "{third:?}");
         created.keep();
+    }
+
+    #[test]
+    fn a_folder_that_is_half_removed_is_no_set_and_goes_later() {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let mut created = Created::default();
+        let set = make(root.path(), 9, &mut created).expect("writable");
+        created.keep();
+        // What cannot be removed ends the removal, as a kill would.
+        fs::create_dir(set.join("folder")).expect("writable");
+        remove_folder(&set).expect_err("it holds a folder");
+        assert_eq!(all(root.path()), Vec::<PathBuf>::new());
+        let [half] = &half_removed(root.path())[..] else { panic!("none is half removed") };
+        fs::remove_dir(half.join("folder")).expect("empty");
+        finish_removals(root.path()).expect("writable");
+        assert_eq!(half_removed(root.path()), Vec::<PathBuf>::new());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Error, ErrorKind, Result, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
@@ -70,6 +71,19 @@ impl Stream {
     /// The client's own address.
     pub fn local(&self) -> Result<SocketAddr> {
         self.reader.get_ref().local_addr()
+    }
+
+    /// How many segments of the client's were sent more than once (`tcpi_total_retrans`): 0, if nothing was lost or refused.
+    pub fn sent_again(&self) -> Result<u32> {
+        // SAFETY: numbers alone, for which all zeroes is a value.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut length = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).map_err(Error::other)?;
+        let (socket, into) = (self.reader.get_ref().as_raw_fd(), (&raw mut info).cast());
+        // SAFETY: the kernel writes at most `length` bytes.
+        match unsafe { libc::getsockopt(socket, libc::IPPROTO_TCP, libc::TCP_INFO, into, &raw mut length) } {
+            0 => Ok(info.tcpi_total_retrans),
+            _ => Err(Error::last_os_error()),
+        }
     }
 
     /// Ends the connection in order: says that nothing more comes, and waits for the other side's end.

@@ -1,7 +1,7 @@
 //! The agent step by step: each system call that changes something beside its memory, and the agent killed before one of them.
 //!
 //! A filter of the kernel (seccomp) stops the agent at such calls alone, and this process traces it (ptrace), so neither the agent
-//! nor its speed is another one. Killed at a step, the agent never makes that call.
+//! nor its speed is another one. Killed at a step, the agent never makes that call. Held before a step, it makes the call later.
 
 mod describe;
 mod filter;
@@ -11,8 +11,10 @@ use std::fmt;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::str::FromStr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::ptrace;
@@ -45,24 +47,69 @@ impl FromStr for Step {
     }
 }
 
+/// A process is held at most so long before one step.
+const LONGEST_HOLD: Duration = Duration::from_secs(60);
+
+/// The steps before which a process is held, one after the other. Dropped, the process runs on.
+#[derive(Debug)]
+pub struct Held {
+    steps: Receiver<Step>,
+    go: Sender<()>,
+}
+
+impl Held {
+    /// Waits until the process is held, does the work, and lets the process go. `None`: nothing holds it within `limit`, or it has ended.
+    pub fn at_next<T>(&self, limit: Duration, work: impl FnOnce(&Step) -> T) -> Option<T> {
+        let step = match self.steps.recv_timeout(limit) {
+            Ok(step) => step,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+        };
+        let done = work(&step);
+        self.go.send(()).ok();
+        Some(done)
+    }
+}
+
+/// Where a process is held, and the other end of a [`Held`].
+#[derive(Debug)]
+struct Hold {
+    begins: &'static [&'static str],
+    steps: Sender<Step>,
+    go: Arc<Mutex<Receiver<()>>>,
+}
+
+/// What becomes of a process at a step.
+enum Fate {
+    Goes,
+    Ends,
+    /// It waits for a word, or for the end of the one who would give it.
+    Waits(Arc<Mutex<Receiver<()>>>),
+}
+
 #[derive(Debug, Default)]
 struct Seen {
     steps: Vec<Step>,
     counts: BTreeMap<String, usize>,
     kill_at: Option<Step>,
+    hold: Option<Hold>,
     /// It was killed at the step that was asked for.
     is_reached: bool,
 }
 
 impl Seen {
-    /// Takes a step down; true: here it ends.
-    fn add(&mut self, what: String) -> bool {
+    /// Takes a step down.
+    fn add(&mut self, what: String) -> Fate {
         let count = self.counts.entry(what.clone()).or_default();
         *count += 1;
         let step = Step { what, nth: *count };
         self.is_reached = self.kill_at.as_ref() == Some(&step);
-        self.steps.push(step);
-        self.is_reached
+        self.steps.push(step.clone());
+        let hold = self.hold.as_ref().filter(|hold| hold.begins.iter().any(|begin| step.what.starts_with(begin)));
+        match hold {
+            _ if self.is_reached => Fate::Ends,
+            Some(hold) if hold.steps.send(step).is_ok() => Fate::Waits(Arc::clone(&hold.go)),
+            _ => Fate::Goes,
+        }
     }
 }
 
@@ -104,6 +151,14 @@ impl Stepped {
     /// Forgets what it has done, counts from here, and kills it at this step.
     pub fn kill_at(&self, step: Option<Step>) {
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Seen { kill_at: step, ..Seen::default() };
+    }
+
+    /// Holds it before each step that begins so.
+    pub fn hold_at(&self, begins: &'static [&'static str]) -> Held {
+        let ((steps, held), (go, word)) = (channel(), channel());
+        let hold = Hold { begins, steps, go: Arc::new(Mutex::new(word)) };
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).hold = Some(hold);
+        Held { steps: held, go }
     }
 
     /// Whether it still runs.
@@ -171,9 +226,15 @@ fn follow(pid: Pid, seen: &Mutex<Seen>) -> Result<()> {
             WaitStatus::PtraceEvent(thread, _, event) => {
                 if event == libc::PTRACE_EVENT_SECCOMP
                     && let Some(what) = describer.step(thread)
-                    && seen.lock().unwrap_or_else(PoisonError::into_inner).add(what)
                 {
-                    kill(pid, Signal::SIGKILL)?;
+                    let fate = seen.lock().unwrap_or_else(PoisonError::into_inner).add(what);
+                    match fate {
+                        Fate::Goes => {}
+                        Fate::Ends => kill(pid, Signal::SIGKILL)?,
+                        Fate::Waits(go) => {
+                            go.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(LONGEST_HOLD).ok();
+                        }
+                    }
                 }
                 (thread, None)
             }

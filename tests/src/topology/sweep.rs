@@ -2,12 +2,18 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Result;
 use nix::mount::{MntFlags, umount2};
 
 use super::{Namespace, PREFIX, RUN_ROOT, cgroup};
 use crate::limits;
+
+/// Pause between two runs whose programs go with their file system. Linux 6.18 can hang for good when more than about 1,000 BPF programs are freed
+/// at once: the worker that frees them holds `pack_mutex`, and waits for a work item behind it in its queue.
+const BETWEEN: Duration = Duration::from_secs(1);
 
 /// Removes everything whose name carries the pid of a process that is no more. Idempotent; leaves live runs alone.
 pub fn sweep() -> Result<()> {
@@ -20,7 +26,10 @@ pub fn sweep() -> Result<()> {
     for name in dead_entries(Path::new("/run/netns")) {
         Namespace::delete(&name)?;
     }
-    for name in dead_entries(Path::new(RUN_ROOT)) {
+    for (index, name) in dead_entries(Path::new(RUN_ROOT)).into_iter().enumerate() {
+        if index > 0 {
+            thread::sleep(BETWEEN);
+        }
         remove_directory(&Path::new(RUN_ROOT).join(name));
     }
     Ok(())

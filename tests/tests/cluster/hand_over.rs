@@ -1,10 +1,11 @@
 //! The way back: the manual's page "Back to kube-proxy in five minutes" as it is written, from Ballast to the real kube-proxy, and what `ballast
 //! cleanup --hand-over` refuses.
 
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON, START};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::guide::{Connections, Crossing, DaemonSets, Guide, commands, create_kube_proxy};
 use lb_tests::peers::{Stream, eventually};
@@ -87,6 +88,39 @@ fn nothing_is_given_while_an_agent_runs_or_kube_proxy_has_no_rules() {
     agent.restart().unwrap();
     eventually("the agent goes on", SOON, || agent.is_ready().then_some(()));
     assert_eq!(stream.ask("still").unwrap().server, "b0");
+}
+
+#[test]
+fn connections_are_given_in_the_middle_of_a_switch_to_other_tables() {
+    let fixture = Fixture::new("givenhalf", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let manifest = Manifest::of([service.clone()]);
+    let mut first = fixture.agent(&manifest, &["--map-sizes=flows4=65536,flows6=65536"]);
+    let mut streams = Vec::new();
+    for to in service.frontends(Protocol::Tcp) {
+        for _ in 0..4 {
+            let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
+            let server = stream.ask("first").unwrap().server;
+            streams.push((stream, server));
+        }
+    }
+    first.kill();
+    std::mem::forget(first); // The next one cleans up.
+    let mut agent = Agent::prepare(&fixture.node, &["--map-sizes=flows4=16384,flows6=16384"]).unwrap();
+    agent.write(&manifest).unwrap();
+    let stepped = agent.launch_stepped(Some("take from flows4#3".parse().unwrap())).unwrap();
+    eventually("killed", START, || (!stepped.is_alive()).then_some(()));
+    assert!(stepped.end().unwrap(), "killed while it moves connections");
+    // As kube-proxy has them: the connections go on without them, by conntrack.
+    let rules = "table ip kube-proxy { chain service-A {} }; table ip6 kube-proxy { chain service-A {} }";
+    let written = fixture.node.netns().run(|| Command::new("nft").arg(rules).status()).unwrap();
+    assert!(written.success());
+    let given = agent.cli(&["cleanup", "--hand-over"]).unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&given.stdout), String::from_utf8_lossy(&given.stderr));
+    assert!(given.status.success() && said.contains(&format!("gave {} connections", streams.len())), "{said}");
+    for (stream, server) in &mut streams {
+        assert_eq!(stream.ask("still").unwrap().server, *server);
+    }
 }
 
 /// Ends the threads if the test fails.

@@ -3,6 +3,7 @@
 mod binaries;
 mod confined;
 mod rung;
+mod stall;
 mod tally;
 
 use std::path::Path;
@@ -20,6 +21,7 @@ use tally::ended_test;
 use binaries::{BINARIES, Built};
 use confined::Confined;
 use rung::{Lane, Rung, ladder, level, longest_first, select};
+use stall::Running;
 
 use crate::compile::Build;
 use crate::image::binary::Profile;
@@ -70,6 +72,12 @@ struct Run<'a> {
     /// Built if one of the rungs needs it.
     confined: Option<Confined>,
     filter: Option<&'a str>,
+    running: Running,
+}
+
+/// Whether rungs of any length are asked for: the long emulated ones, or the long forms of tests.
+fn is_open_ended(rungs: &[Rung]) -> bool {
+    std::env::var_os("BALLAST_STEPS").is_some() || rungs.iter().any(|rung| matches!(rung, Rung::Guests | Rung::Arm64))
 }
 
 /// Runs the ladder; fails if anything did.
@@ -102,7 +110,10 @@ pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
     let needs_confined = rungs.iter().any(|rung| matches!(rung, Rung::Confined(..)));
     let confined = needs_confined.then(|| Confined::build(workspace, profile)).transpose()?;
     let prepared = started.elapsed();
-    let outcomes = climb(&Run { workspace, toolchain, built, confined, filter: args.filter.as_deref() }, &rungs);
+    let running = Running::default();
+    let _watch = (!is_open_ended(&rungs)).then(|| running.watch());
+    let outcomes =
+        climb(&Run { workspace, toolchain, built, confined, filter: args.filter.as_deref(), running }, &rungs);
     summary(prepared, &outcomes)
 }
 
@@ -162,12 +173,14 @@ enum Show {
 impl Run<'_> {
     fn one(&self, rung: &Rung, show: Show) -> Outcome {
         say(&format!("rung {}", rung.name()));
+        self.running.begin(rung.name());
         let started = Instant::now();
         let mut tally =
             self.tally(rung, show).unwrap_or_else(|error| Tally::one(&format!("{}: {error:#}", rung.name()), false));
         if tally.passed + tally.failed == 0 {
             tally = Tally::one(&format!("{}: ran no test", rung.name()), false);
         }
+        self.running.end(rung.name());
         let outcome = Outcome { rung: rung.name().to_owned(), tally, time: started.elapsed() };
         say(&format!("rung {}: {} in {:.1} s", outcome.rung, outcome.tally.line(), outcome.time.as_secs_f64()));
         outcome
@@ -175,7 +188,7 @@ impl Run<'_> {
 
     fn tally(&self, rung: &Rung, show: Show) -> Result<Tally> {
         let workspace = self.workspace;
-        let cargo = |command: &Expression| count_tests(workspace, rung.name(), command, show);
+        let cargo = |command: &Expression| count_tests(workspace, rung.name(), command, show, &self.running);
         match rung {
             Rung::Format => checks(&lint::format_checks(workspace)),
             Rung::Lint => checks(&lint::lint_checks(workspace)),
@@ -203,12 +216,19 @@ impl Run<'_> {
 }
 
 /// Runs a command that prints as libtest does, with the environment that the tests expect, and counts.
-fn count_tests(workspace: &Workspace, name: &str, command: &Expression, show: Show) -> Result<Tally> {
+fn count_tests(
+    workspace: &Workspace,
+    name: &str,
+    command: &Expression,
+    show: Show,
+    running: &Running,
+) -> Result<Tally> {
     let command = test_environment(workspace, command, &workspace.object());
     let mut tally = Tally::default();
     let mut since = Instant::now();
     let mut read = |line: &str| {
         tally.read_line(line);
+        running.line(name, line);
         if let Some(test) = ended_test(line) {
             tally.times.push((std::mem::replace(&mut since, Instant::now()).elapsed(), test.to_owned()));
         }

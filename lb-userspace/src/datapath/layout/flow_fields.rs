@@ -91,6 +91,11 @@ impl FlowFields {
         pair
     }
 
+    /// Offset of the state in an entry.
+    pub const fn state_at(&self) -> u32 {
+        self.state.offset
+    }
+
     pub fn is_reply(&self, value: &[u8]) -> bool {
         self.flags.number(value).unwrap_or(0) & u64::from(flow_flags::REPLY) != 0
     }

@@ -34,7 +34,7 @@ pub use copy::{Copied, Pass, copy};
 pub use description::{Description, MapDescription};
 pub use error::LayoutError;
 pub use fates::{Fate, fates};
-pub use mover::{FlowMover, Moved};
+pub use mover::{FlowMover, Moved, handshake_state_at};
 pub use record::{Element, Field, Record};
 pub use room::check_room;
 pub use services::services;

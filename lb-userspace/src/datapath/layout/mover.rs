@@ -9,8 +9,13 @@ use std::{collections::HashSet, path::Path};
 use lb_common::abi::UDP;
 
 use super::{
-    Description, LayoutError, copy::description, fates::moving_flows, flow_fields::KeyFields, flow_table::FlowTable,
-    grace::Grace, tables::Family,
+    Description, LayoutError,
+    copy::description,
+    fates::moving_flows,
+    flow_fields::{FlowFields, KeyFields},
+    flow_table::FlowTable,
+    grace::Grace,
+    tables::Family,
 };
 use crate::maps::{Condition, RawCursor};
 
@@ -117,9 +122,12 @@ impl FlowMover {
             let mut batch = Vec::new();
             // The answer to a handshake comes to the new programs first: they make the original entry by the reply entry if it is missing.
             // The other way round, the client's acknowledgement would find no answer noted.
-            let (answers, others): (Vec<_>, Vec<_>) =
+            let (answers, found): (Vec<_>, Vec<_>) =
                 found.into_iter().partition(|(_, value)| table.old.is_reply(value) && table.old.is_handshake(value));
-            for keys in [answers, others] {
+            // The reply entry of an ended connection comes last. A SYN on its tuple would find it alone otherwise, and take it for a connection's.
+            let (ended, others): (Vec<_>, Vec<_>) =
+                found.into_iter().partition(|(_, value)| table.old.is_reply(value) && table.old.is_closing(value));
+            for keys in [answers, others, ended] {
                 let is_empty = keys.is_empty();
                 for (key, _) in keys {
                     moved.found += 1;
@@ -248,6 +256,23 @@ impl Tables {
         let goes_on = (which == Which::HalfOpen) == is_handshake;
         Ok((goes_on, Some(other).filter(|_| !goes_on)))
     }
+}
+
+/// Offsets of the state in the records of `half_open4` and `half_open6` of a set: the gates read it there.
+pub fn handshake_state_at(set: &Description) -> Result<[u32; 2], LayoutError> {
+    let of = |family: Family| {
+        let [.., half_open] = family.flow_tables();
+        let fields = FlowFields::new(&description(set, half_open)?.value);
+        let missing = |field| LayoutError::Layout {
+            map: half_open.to_owned(),
+            old: set.abi,
+            new: set.abi,
+            reason: format!("its records have no field {field}"),
+        };
+        fields.map(|fields| fields.state_at()).map_err(missing)
+    };
+    let [v4, v6] = Family::ALL.map(of);
+    Ok([v4?, v6?])
 }
 
 /// As the programs have it: seconds of `CLOCK_MONOTONIC`.

@@ -16,5 +16,5 @@ mod prepare;
 mod stages;
 
 pub use folder::Folder;
-pub use prepare::{Begun, Prepared, prepare};
+pub use prepare::{Begun, Prepared, end_switch, prepare};
 pub use stages::{Switching, moved};

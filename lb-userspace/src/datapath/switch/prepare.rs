@@ -42,6 +42,8 @@ pub struct Begun {
     pub folder: Folder,
     /// The set in force.
     pub old: PathBuf,
+    /// Where its records of handshakes have the state, in IPv4 and IPv6.
+    pub state_at: [u32; 2],
     /// The old entry programs by name.
     old_programs: BTreeMap<&'static str, OwnedFd>,
 }
@@ -66,6 +68,7 @@ pub fn prepare(
 ) -> Result<Prepared, DatapathError> {
     let root = pins.root().to_owned();
     refuse_unsorted(&root)?;
+    sets::finish_removals(&root)?;
     end_switch(&pins, cgroup)?;
     let new = Description::of_object(elf, |name| settings.entries(name))?;
     let Some(old_set) = sets::in_force(&root) else {
@@ -86,12 +89,13 @@ pub fn prepare(
     }
     let fates = layout::fates(&old, &new)?;
     layout::check_room(&old_set, &old, &new)?;
+    let state_at = layout::handshake_state_at(&old)?;
     let old_programs = old_programs(&pins)?;
     let set = sets::make(&root, new.abi, created)?;
     fill(&fates, (&old_set, &set), (&old, &new), settings, elf, created)?;
     let folder = Folder::make(&root, (&old_set, &set), created)?;
     tracing::info!(from = %old_set.display(), to = %set.display(), "other tables are made; connections will move to them");
-    let begun = Begun { folder, old: old_set, old_programs };
+    let begun = Begun { folder, old: old_set, state_at, old_programs };
     Ok(Prepared { pins: pins.with_tables(set), description: new, begun: Some(begun) })
 }
 
@@ -106,8 +110,8 @@ fn refuse_unsorted(root: &Path) -> Result<(), DatapathError> {
     Err(DatapathError::MapMismatch { map: map_name::CONFIG.to_owned(), path: config, field: "place", expected, found })
 }
 
-/// Brings a switch to its end whose new set is in force.
-fn end_switch(pins: &Pins, cgroup: Option<&CgroupRoot>) -> Result<(), DatapathError> {
+/// Brings a switch to its end whose new set is in force: everything moves to that set. `cgroup`: whose sockets get the new programs.
+pub fn end_switch(pins: &Pins, cgroup: Option<&CgroupRoot>) -> Result<(), DatapathError> {
     let Some(folder) = Folder::all(pins.root()).into_iter().rfind(Folder::has_switched) else { return Ok(()) };
     let Some((_, new)) = folder.sets() else { return Ok(()) };
     sets::put_in_force(pins.root(), &new)?;

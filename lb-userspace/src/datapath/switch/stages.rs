@@ -120,6 +120,7 @@ impl Datapath {
             Stage::Replaced(at) if now < *at + GRACE => Ok(Some(*at + GRACE)),
             Stage::Replaced(_) => {
                 let (root, set) = (self.attacher.pins().root().to_owned(), switching.set.clone());
+                sets::finish_removals(&root)?;
                 Folder::all(&root).iter().try_for_each(Folder::remove)?;
                 sets::remove_others(&root, &[&set])?;
                 self.kernel.programs.forget_gates();

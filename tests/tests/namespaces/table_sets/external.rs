@@ -3,6 +3,7 @@
 use lb_tests::agent::Agent;
 use lb_tests::external_client::{DNS, ExternalClient, HTTP};
 
+use super::paused;
 use super::settle;
 use super::traffic::{Amount, Frontends, Traffic};
 
@@ -29,6 +30,20 @@ fn switch_under(subject: &str, flags: [&str; 2]) {
         traffic.check(sizes);
         before = set;
     }
+}
+
+#[test]
+fn external_clients_go_on_at_each_write_of_an_agent_that_moves_their_connections() {
+    let flags = ["--external-ips", "on", "--xdp-mode=generic"];
+    let mut scene = ExternalClient::with("pausedexternal", &[&flags[2..], &SIZES[..1]].concat(), |service| service);
+    let root = scene.nodes[0].bpffs().join("ballast");
+    settle(&root, "the first start");
+    let frontends = Frontends { tcp: scene.frontends(HTTP).to_vec(), udp: scene.frontends(DNS).to_vec() };
+    let mut clients = paused::Clients::new(scene.client.netns(), &frontends);
+    scene.agent.kill();
+    let next = Agent::prepare(&scene.nodes[0], &[&flags[..], &[SIZES[1]]].concat()).unwrap();
+    std::mem::forget(std::mem::replace(&mut scene.agent, next)); // The next one cleans up.
+    paused::restart(&mut scene.agent, &root, &mut clients);
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! The agent is killed on its way from one set of tables to another; the next start, of either side, goes on or back.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
 
 use lb_tests::agent::START;
 use lb_tests::peers::eventually;
 use lb_tests::random::Random;
 use lb_tests::steps::Step;
 
-use super::{Scene, Side, is_long, settled};
+use super::{Scene, Side, part, settled};
 
 /// What makes the set, what puts a gate or a program at a hook, what puts the set in force, what moves connections, what removes.
 const PARTS: [&[&str]; 5] = [
@@ -37,18 +38,19 @@ fn kinds<'a>(all: &'a [Step], begins: &[&str]) -> BTreeMap<String, Vec<&'a Step>
 /// Where the agent is killed, by turns: once on the way, and once more at the start after it. With `BALLAST_STEPS=all`: at the first step of each
 /// kind, at one in the middle, and at the last.
 fn kills(random: &mut Random, steps: &[Step], parts: &[usize]) -> VecDeque<Vec<Step>> {
-    if !is_long() {
+    let Some((nth, of)) = part() else {
         let mut kills: VecDeque<Vec<Step>> =
             parts.iter().filter_map(|part| Some(vec![one(random, steps, PARTS[*part])?])).collect();
         kills.push_back([PARTS[1], PARTS[3]].iter().filter_map(|part| one(random, steps, part)).collect());
         return kills;
-    }
+    };
     let some = |alike: Vec<&Step>| {
         let mut nth = vec![0, alike.len() / 2, alike.len() - 1];
         nth.dedup();
         nth.into_iter().map(|index| vec![alike[index].clone()]).collect::<Vec<_>>()
     };
-    kinds(steps, &[""]).into_values().flat_map(some).collect()
+    let all = kinds(steps, &[""]).into_values().flat_map(some);
+    all.enumerate().filter(|(index, _)| index % of + 1 == nth).map(|(_, kill)| kill).collect()
 }
 
 /// Starts an agent of this side; waits until its tables alone are left, or it was killed at its step.
@@ -75,7 +77,9 @@ pub fn between(subject: &str, sides: &[Side], parts: &[usize]) {
     let (_, steps) = start(&scene, &sides[1], None);
     traffic.check("a whole switch");
     let (mut random, mut reached, mut in_force) = (Random::new(lb_seed::of_run()), Vec::new(), 1);
-    for chain in kills(&mut random, &steps, parts) {
+    let kills = kills(&mut random, &steps, parts);
+    let (begin, count) = (Instant::now(), kills.len());
+    for (index, chain) in kills.into_iter().enumerate() {
         let to = another(&mut random, sides.len(), in_force);
         for step in &chain {
             let is_reached = start(&scene, &sides[to], Some(step)).0;
@@ -85,6 +89,12 @@ pub fn between(subject: &str, sides: &[Side], parts: &[usize]) {
         in_force = random.below(sides.len());
         start(&scene, &sides[in_force], None);
         traffic.check(&format!("the start of {:?} after {chain:?} on the way to {:?}", sides[in_force], sides[to]));
+        println!(
+            "{} of {count} chains after {:?}: {chain:?}, {:?} answers",
+            index + 1,
+            begin.elapsed(),
+            traffic.answers()
+        );
     }
     println!("{reached:?}");
     let again = reached.iter().filter(|(_, is_reached)| *is_reached).count();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lb_tests::programs;
 
-use super::{Scene, Side, is_long, killed};
+use super::{Scene, Side, is_long, killed, paused};
 
 fn builds() -> [Side; 2] {
     [
@@ -42,6 +42,11 @@ fn another_layout_follows_and_goes_back_and_ends_no_connection() {
     }
     let (held, new) = traffic.answers();
     println!("{held} answers to held connections, {new} new connections");
+}
+
+#[test]
+fn clients_go_on_at_each_write_of_an_agent_that_moves_their_connections() {
+    paused::between("pausedlayout", &builds());
 }
 
 #[test]

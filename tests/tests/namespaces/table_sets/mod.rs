@@ -1,10 +1,12 @@
 //! Tables of other sizes or of another layout follow those that serve, while connections are held and made. None is lost, refused or moved.
 //!
-//! `BALLAST_STEPS=all` kills it at every step, and has 1,000 connections held and 2,000 made in a second.
+//! `BALLAST_STEPS=all` kills it at every step, and has 1,000 connections held and 2,000 made in a second. `BALLAST_STEPS=2/4` does so at the second
+//! quarter of the steps.
 
 mod external;
 mod killed;
 mod layouts;
+mod paused;
 mod sizes;
 mod traffic;
 
@@ -24,7 +26,17 @@ fn amount() -> Amount {
 }
 
 fn is_long() -> bool {
-    std::env::var("BALLAST_STEPS").is_ok_and(|steps| steps == "all")
+    part().is_some()
+}
+
+/// Of the long form: which part of how many parts of the steps. `None`: the short form.
+fn part() -> Option<(usize, usize)> {
+    let steps = std::env::var("BALLAST_STEPS").ok()?;
+    if steps == "all" {
+        return Some((1, 1));
+    }
+    let (part, parts) = steps.split_once('/')?;
+    Some((part.parse().ok()?, parts.parse().ok()?))
 }
 
 /// An agent that asks for its own tables.
@@ -86,8 +98,9 @@ fn settle(root: &Path, at: &str) -> PathBuf {
 fn settled(root: &Path) -> Option<PathBuf> {
     let entries =
         std::fs::read_dir(root).ok()?.flatten().map(|entry| entry.file_name().into_string().unwrap_or_default());
-    let found: Vec<String> =
-        entries.filter(|name| ["tables-", "switch-", "coming"].iter().any(|prefix| name.starts_with(prefix))).collect();
+    let found: Vec<String> = entries
+        .filter(|name| ["tables-", "switch-", "coming", "removed-"].iter().any(|prefix| name.starts_with(prefix)))
+        .collect();
     let [set] = &found[..] else { return None };
     let in_force = std::fs::read_link(root.join("tables")).ok()?;
     (in_force == Path::new(set)).then(|| root.join(set))

@@ -3,7 +3,7 @@
 use aya::maps::MapInfo;
 use lb_common::abi::map_name;
 
-use super::{Scene, Side, is_long, killed};
+use super::{Scene, Side, is_long, killed, paused};
 
 const LARGE: &[&str] = &["--map-sizes=flows4=65536,flows6=65536,half_open=65536"];
 const SMALL: &[&str] = &[
@@ -49,6 +49,11 @@ fn an_agent_that_is_killed_between_two_sizes_loses_no_connection() {
     // The third one in the long form only: see the limits in the manual.
     let sides = if is_long() { &sides[..] } else { &sides[..2] };
     killed::between("killedsizes", sides, &[0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn clients_go_on_at_each_write_of_an_agent_that_moves_their_connections() {
+    paused::between("pausedsizes", &[of(LARGE), of(SMALL)]);
 }
 
 /// What does not fit is refused before anything is changed.
