@@ -9,6 +9,7 @@ pub mod config;
 pub mod conntrack;
 pub mod datapath;
 pub mod explain;
+pub mod fleet;
 pub mod hand_over;
 pub mod maps;
 pub mod model;

@@ -2,6 +2,7 @@
 //!
 //! Only this module reads clocks and signals.
 
+mod accepted;
 mod adoption;
 mod auditor;
 mod changes;

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube::Client;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 
@@ -11,8 +12,13 @@ use super::judge::Judge;
 use super::previews::Previews;
 use super::start::{Task, spawn};
 use super::state::State;
-use super::{auditor, marks};
+use super::{auditor, clock, marks};
 use crate::config::Settings;
+use crate::fleet::answer::{NodeStatus, Versions};
+use crate::fleet::command::Commands;
+use crate::fleet::listener::{self, Answers, View};
+use crate::fleet::review::Reviewer;
+use crate::fleet::tls::CertificateFiles;
 use crate::observe::event_stream::EventStream;
 use crate::observe::maintenance::Order;
 use crate::observe::metrics::Metrics;
@@ -27,13 +33,16 @@ const SOCKET_RETRY: Duration = Duration::from_secs(5);
 pub(super) struct Listeners {
     health: TcpListener,
     metrics: TcpListener,
+    /// `None`: it is off.
+    pub fleet: Option<TcpListener>,
 }
 
-/// Binds both.
+/// Binds all.
 pub(super) fn listen(settings: &Settings) -> Result<Listeners, http::ListenError> {
     Ok(Listeners {
         health: http::listen("health-bind", settings.health_bind)?,
         metrics: http::listen("metrics-bind", settings.metrics_bind)?,
+        fleet: settings.fleet.as_ref().map(|fleet| http::listen("fleet-bind", fleet.bind)).transpose()?,
     })
 }
 
@@ -70,6 +79,48 @@ pub(super) fn serve(
             report_socket::serve(reports, events, answer).await;
         }),
     ]
+}
+
+/// Serves the fleet, where that is on. `api`: reviews the tokens.
+pub(super) fn serve_fleet(
+    settings: &Settings,
+    state: &State,
+    api: Option<Client>,
+    socket: Option<TcpListener>,
+) -> Option<Task> {
+    let (fleet, api, socket) = (settings.fleet.as_ref()?, api?, socket?);
+    let program = std::env::current_exe().inspect_err(|error| tracing::warn!("--fleet-bind: no commands: {error}"));
+    let folder = |flag: &str, path: &Path| [flag.to_owned(), path.display().to_string()];
+    let folders = [folder("--bpffs", &settings.bpffs), folder("--run-dir", &settings.run_dir)].concat();
+    let metrics = vec!["--metrics".to_owned(), settings.metrics_bind.to_string()];
+    let commands = Commands::new(program.unwrap_or_default(), folders, metrics);
+    let state = state.clone();
+    let answers = Answers::new(move || view(&state), Reviewer::new(api), commands);
+    let files = CertificateFiles { certificate: fleet.certificate.clone(), key: fleet.key.clone() };
+    tracing::info!(address = %fleet.bind, "the fleet is answered");
+    Some(spawn(listener::serve_files(socket, answers, files)))
+}
+
+/// What the listener of the fleet answers from.
+fn view(state: &State) -> View {
+    let (report, now) = (state.report(), clock::monotonic());
+    let programmed = state.progress.borrow().programmed.clone();
+    let known = |resource: &str| state.source.borrow().resources.get(resource).map_or(0, |resource| resource.version);
+    let (accepted, digest) = programmed.objects();
+    let status = NodeStatus {
+        version: report.version,
+        node_name: report.node_name,
+        synced: report.tables.synced && report.source.synced,
+        freshness_seconds: report.source.oldest_age_seconds(),
+        stale: report.source.stale,
+        lag_seconds: programmed.lag_seconds(now),
+        digest: digest.text(),
+        buckets: digest.buckets(),
+        recent: programmed.recent(now),
+        programmed: Versions { services: accepted.services_version, endpoint_slices: accepted.slices_version },
+        known: Versions { services: known("services"), endpoint_slices: known("endpointslices") },
+    };
+    View { status, accepted: accepted.clone() }
 }
 
 /// The socket of the command line. A run folder that cannot be used keeps the command line away, and nothing else.

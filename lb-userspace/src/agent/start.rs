@@ -24,7 +24,7 @@ use super::node_memory::NodeMemory;
 use super::object_events::ObjectEvents;
 use super::previews::Previews;
 use super::scrape::Scrape;
-use super::servers::{Listeners, RequestChannels, listen, serve};
+use super::servers::{Listeners, RequestChannels, listen, serve, serve_fleet};
 use super::state::{Progress, State};
 use super::sweeper::Sweeper;
 use super::tables::{Beside, Tables};
@@ -81,7 +81,7 @@ async fn with_source(
     settings: &Settings,
     source: &mut Source,
     signals: run::Signals,
-    listeners: Listeners,
+    mut listeners: Listeners,
     (mut health_checks, node_memory): (HealthChecks, Option<NodeMemory>),
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
@@ -127,7 +127,9 @@ async fn with_source(
     let (previews, previewed) = Previews::new(settings);
     let channels = RequestChannels { audits: ask, orders: order, events: stream.clone(), previews };
     let judge = Arc::new(Judge::new(state.clone()));
+    let fleet = serve_fleet(settings, &state, source.api.clone(), listeners.fleet.take());
     let mut tasks = serve(&state, &judge, &metrics, listeners, &settings.run_dir, channels);
+    tasks.extend(fleet);
     let (learn, learnt) = mpsc::channel(ring::LEARNT);
     tasks.push(spawn(ring::follow(events, ring::Takers { metrics: metrics.clone(), learnt: learn, stream })));
     tasks.extend(datapath.take_program_log().map(program_log));

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::accepted::Programmed;
 use super::{clock, sockets};
 use crate::apply;
 use crate::datapath;
@@ -40,6 +41,8 @@ pub struct Progress {
     /// When the last round of the sweep ended.
     pub swept: Option<Monotonic>,
     pub node_leaving: bool,
+    /// The objects in the tables.
+    pub programmed: Programmed,
 }
 
 impl Progress {

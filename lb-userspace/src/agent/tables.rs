@@ -338,7 +338,11 @@ impl Tables {
             self.metrics.in_step(wall.as_duration().as_secs_f64());
         }
         let pending = self.pending;
+        let (missing, state) = (self.programmer.unprogrammed(), (report.waiting > 0, report.failing > 0));
         self.progress.send_modify(|progress| {
+            if let Some(snapshot) = &self.snapshot {
+                progress.programmed.took(&snapshot.accepted, &missing, state, now);
+            }
             progress.beat = now;
             progress.took(report, now, wall);
             progress.tables.pending = pending;

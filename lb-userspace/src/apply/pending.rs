@@ -121,6 +121,14 @@ impl Pending {
         self.failed
     }
 
+    /// Service ports that are not as they are wanted.
+    pub fn services(&self) -> impl Iterator<Item = &PortKey> {
+        self.waiting.keys().filter_map(|subject| match subject {
+            Subject::Service(key) => Some(key),
+            Subject::Vip(_) | Subject::Release(_) | Subject::Note => None,
+        })
+    }
+
     pub fn failures(&self) -> impl Iterator<Item = &String> {
         self.waiting.values().filter_map(|(trouble, _)| match trouble {
             Trouble::Failed(words) => Some(words),

@@ -171,6 +171,11 @@ impl<S: Store> Programmer<S> {
         self.planner.holds(service)
     }
 
+    /// Services with a port whose change failed, or that a table has no room for.
+    pub fn unprogrammed(&self) -> BTreeSet<ObjectName> {
+        self.pending.services().map(|key| key.service.clone()).collect()
+    }
+
     /// Cluster IPs that a link of the node has: the node answers there by itself.
     pub fn local_cluster_ips(&self) -> &BTreeSet<IpAddr> {
         self.planner.local_cluster_ips()

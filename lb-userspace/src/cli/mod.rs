@@ -5,6 +5,7 @@ mod cleanup;
 mod doctor;
 mod explain;
 mod filter;
+mod fleet;
 mod get;
 mod maintenance;
 mod migrate;
@@ -64,6 +65,8 @@ enum Command {
     Migrate(migrate::Arguments),
     /// Write one archive with all that is worth knowing of this node, without secrets; works without an agent, too
     Sysdump(sysdump::Arguments),
+    /// Ask the agents of all nodes, or of one, with kubectl's credentials: the same as `kubectl ballast`
+    Fleet(Box<fleet::Arguments>),
     /// Remove everything that the agent left in the kernel and on disk
     Cleanup(cleanup::Arguments),
     /// Print the version
@@ -110,8 +113,17 @@ impl AgentDirs {
     }
 }
 
+/// Whether the program has the name of a plugin of kubectl.
+fn is_plugin() -> bool {
+    let name = std::env::args_os().next();
+    name.is_some_and(|name| Path::new(&name).file_name().is_some_and(|name| name == fleet::PLUGIN))
+}
+
 /// Runs the command of this process.
 pub fn main() -> ExitCode {
+    if is_plugin() {
+        return fleet::run(&fleet::Plugin::parse().arguments);
+    }
     let done = match Cli::parse().command {
         Command::Agent(arguments) => agent::run(arguments.config.as_deref(), arguments.options),
         Command::Status(arguments) => status::run(&arguments),
@@ -125,6 +137,7 @@ pub fn main() -> ExitCode {
         Command::Maintenance(arguments) => maintenance::run(&arguments),
         Command::Migrate(arguments) => migrate::run(&arguments),
         Command::Sysdump(arguments) => sysdump::run(&arguments),
+        Command::Fleet(arguments) => return fleet::run(&arguments),
         Command::Cleanup(arguments) => cleanup::run(&arguments),
         Command::Version => print(&format!("ballast {}\n", env!("CARGO_PKG_VERSION"))),
         Command::Completions { shell } => completion(shell),

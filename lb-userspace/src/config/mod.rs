@@ -27,7 +27,7 @@ pub use named::NamedError;
 pub use nodeports::{NodePortAddresses, ProxyName};
 pub use options::{ConfigError, Options};
 pub use port_range::PortRange;
-pub use settings::Settings;
+pub use settings::{Fleet, Settings};
 pub use sizes::{MAX_MAP_ENTRIES, MIN_MAP_ENTRIES, MapSizes};
 pub use values::{
     ApiServers, CgroupRoot, FastPath, Interfaces, LogFormat, LogLevel, SocketLb, Source, Switch, TcAttach, ValueError,

@@ -35,6 +35,8 @@ pub enum ConfigError {
     NoSource,
     #[error("--{flag} belongs to --source kube, but the source is {source_text}: leave one of them out")]
     NotForSource { flag: &'static str, source_text: String },
+    #[error("--fleet-bind, --fleet-tls-cert and --fleet-tls-key belong together: give all of them, or none")]
+    FleetIncomplete,
     #[error("the host name is empty or not UTF-8: pass --node-name")]
     NoNodeName,
 }
@@ -256,6 +258,19 @@ pub struct Options {
     #[arg(long, value_name = "ADDRESS:PORT")]
     #[serde(deserialize_with = "text")]
     pub health_bind: Option<SocketAddr>,
+
+    /// Address of the listener that `kubectl ballast` asks, with TLS and bearer tokens; needs --fleet-tls-cert and --fleet-tls-key [default: none]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[serde(deserialize_with = "text")]
+    pub fleet_bind: Option<SocketAddr>,
+
+    /// Certificate of --fleet-bind for the name ballast-fleet, in PEM; read again when it changes
+    #[arg(long, value_name = "FILE")]
+    pub fleet_tls_cert: Option<PathBuf>,
+
+    /// Private key of that certificate, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub fleet_tls_key: Option<PathBuf>,
 
     /// How tc programs are attached; auto: TCX where the kernel has it (6.6) [default: auto]
     #[arg(long, value_name = "auto|tcx|clsact")]

@@ -64,6 +64,8 @@ pub struct Settings {
     pub run_dir: PathBuf,
     pub metrics_bind: SocketAddr,
     pub health_bind: SocketAddr,
+    /// `None`: there is no such listener.
+    pub fleet: Option<Fleet>,
     pub tc_attach: TcAttach,
     pub xdp_mode: XdpMode,
     pub fast_path: FastPath,
@@ -72,6 +74,14 @@ pub struct Settings {
     pub program_log_level: LogLevel,
     /// `None`: the programs in this binary.
     pub programs: Option<PathBuf>,
+}
+
+/// The listener that `kubectl ballast` asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fleet {
+    pub bind: SocketAddr,
+    pub certificate: PathBuf,
+    pub key: PathBuf,
 }
 
 impl Options {
@@ -123,6 +133,9 @@ impl Options {
             run_dir: self.run_dir.or(other.run_dir),
             metrics_bind: self.metrics_bind.or(other.metrics_bind),
             health_bind: self.health_bind.or(other.health_bind),
+            fleet_bind: self.fleet_bind.or(other.fleet_bind),
+            fleet_tls_cert: self.fleet_tls_cert.or(other.fleet_tls_cert),
+            fleet_tls_key: self.fleet_tls_key.or(other.fleet_tls_key),
             tc_attach: self.tc_attach.or(other.tc_attach),
             xdp_mode: self.xdp_mode.or(other.xdp_mode),
             fast_path: self.fast_path.or(other.fast_path),
@@ -144,6 +157,7 @@ impl Options {
                 ("node-wait", self.node_wait.is_some()),
                 ("resync-interval", self.resync_interval.is_some()),
                 ("watch-silence", self.watch_silence.is_some()),
+                ("fleet-bind", self.fleet_bind.is_some()),
             ];
             for (flag, given) in of_kube {
                 if given {
@@ -197,6 +211,7 @@ impl Options {
             run_dir: self.run_dir.unwrap_or_else(|| defaults::DEFAULT_RUN_DIR.into()),
             metrics_bind: self.metrics_bind.unwrap_or_else(|| constant(defaults::DEFAULT_METRICS_BIND)),
             health_bind: self.health_bind.unwrap_or_else(|| constant(defaults::DEFAULT_HEALTH_BIND)),
+            fleet: fleet(self.fleet_bind, self.fleet_tls_cert, self.fleet_tls_key)?,
             tc_attach: self.tc_attach.unwrap_or(TcAttach::Auto),
             xdp_mode: self.xdp_mode.unwrap_or(XdpMode::Auto),
             fast_path: self.fast_path.unwrap_or(FastPath::Auto),
@@ -206,6 +221,18 @@ impl Options {
             programs: self.programs,
             source,
         })
+    }
+}
+
+fn fleet(
+    bind: Option<SocketAddr>,
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+) -> Result<Option<Fleet>, ConfigError> {
+    match (bind, certificate, key) {
+        (None, None, None) => Ok(None),
+        (Some(bind), Some(certificate), Some(key)) => Ok(Some(Fleet { bind, certificate, key })),
+        _ => Err(ConfigError::FleetIncomplete),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The truth as plain data: services and slices, with no Kubernetes types and no clock.
 
+mod accepted;
 mod annotations;
 mod node;
 mod options;
@@ -17,6 +18,7 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
 use imbl::OrdMap;
 use ipnet::IpNet;
 
+pub use accepted::{Accepted, Mark, Marks as ObjectMarks, hash};
 pub use annotations::{AllowedAnnotations, Annotation, Namespaces};
 pub use node::{Node, Peer, ServiceCidr};
 pub use options::{
@@ -80,6 +82,8 @@ pub struct Snapshot {
     pub service_cidrs: Option<Arc<BTreeSet<IpNet>>>,
     /// What cannot be read, and is not in this snapshot in any state: what the tables hold of it at a start stays.
     pub unread: Arc<BTreeSet<Unread>>,
+    /// The states of the objects that it is made of; empty for a file.
+    pub accepted: Accepted,
 }
 
 /// Nothing, no service CIDR among it, and nobody asks for other nodes.
@@ -93,6 +97,7 @@ impl Default for Snapshot {
             peers: Some(Arc::default()),
             service_cidrs: Some(Arc::default()),
             unread: Arc::default(),
+            accepted: Accepted::default(),
         }
     }
 }

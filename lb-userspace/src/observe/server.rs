@@ -1,4 +1,4 @@
-//! The HTTP server of health, metrics and health-check node ports: one request for each connection, everything bounded in time and number.
+//! The HTTP server of health, metrics, health-check node ports and the fleet: one request for each connection, everything bounded in time and number.
 //!
 //! A client that sends nothing, sends half a header or does not read its answer takes one of a bounded number of places, for a bounded time. It makes
 //! room for the next one when all places are taken.
@@ -14,8 +14,12 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 use tower::ServiceExt as _;
 
 mod admission;
@@ -46,6 +50,38 @@ impl Default for Patience {
 
 /// Serves until dropped; its connections end with it. Handlers find the client's address as [`ConnectInfo`].
 pub async fn serve(listener: TcpListener, router: Router, admission: Admission, patience: Patience) {
+    serve_by(listener, router, admission, patience, |stream| std::future::ready(Some(stream))).await;
+}
+
+/// The same over TLS, by the certificate of the moment; without one, connections are closed. The handshake must end before the header must.
+pub async fn serve_tls(
+    listener: TcpListener,
+    router: Router,
+    admission: Admission,
+    patience: Patience,
+    tls: watch::Receiver<Option<Arc<ServerConfig>>>,
+) {
+    let secure = move |stream| {
+        let config = tls.borrow().clone();
+        async move {
+            let handshake = TlsAcceptor::from(config?).accept(stream);
+            tokio::time::timeout(patience.header, handshake).await.ok()?.ok()
+        }
+    };
+    serve_by(listener, router, admission, patience, secure).await;
+}
+
+/// `secure`: makes of a connection what is read and written; `None`: it is closed.
+async fn serve_by<S, F>(
+    listener: TcpListener,
+    router: Router,
+    admission: Admission,
+    patience: Patience,
+    secure: impl Fn(TcpStream) -> F,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    F: Future<Output = Option<S>> + Send + 'static,
+{
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -57,9 +93,13 @@ pub async fn serve(listener: TcpListener, router: Router, admission: Admission, 
             continue;
         };
         let permit = Arc::new(admission.admit(peer.ip()));
-        let router = router.clone();
+        let (router, secured) = (router.clone(), secure(stream));
         connections.spawn(async move {
-            let conversation = converse(stream, peer, router, permit.clone(), patience.header);
+            let conversation = async {
+                if let Some(stream) = secured.await {
+                    converse(stream, peer, router, permit.clone(), patience.header).await;
+                }
+            };
             tokio::select! {
                 _ = tokio::time::timeout(patience.answer, conversation) => {}
                 () = permit.closed() => {}
@@ -69,7 +109,7 @@ pub async fn serve(listener: TcpListener, router: Router, admission: Admission, 
 }
 
 async fn converse(
-    stream: TcpStream,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: SocketAddr,
     router: Router,
     permit: Arc<admission::Permit>,

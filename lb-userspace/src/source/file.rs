@@ -25,7 +25,7 @@ use self::{
 use super::{
     Source, SourceError, SourceStatus,
     api_requests::ApiRequests,
-    objects::{self, Objects},
+    objects::{self, Identity, Objects},
 };
 use crate::model::{AllowedAnnotations, Node, Refusal, Refused, Service, Slice, Snapshot, Unread};
 
@@ -248,10 +248,10 @@ impl Loaded {
         };
         match &object.what {
             What::Service(service) if !self.services.contains(name) => {
-                return self.services.put(name.clone(), 0, service.clone());
+                return self.services.put(name.clone(), Identity::default(), service.clone());
             }
             What::Slice(slice) if !self.slices.contains(name) => {
-                return self.slices.put(name.clone(), 0, slice.clone());
+                return self.slices.put(name.clone(), Identity::default(), slice.clone());
             }
             What::Node(node) if self.node.is_none() => {
                 self.node.clone_from(&node.object);

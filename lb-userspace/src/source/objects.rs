@@ -10,8 +10,8 @@ use super::{
     lean,
 };
 use crate::model::{
-    AllowedAnnotations, Node, ObjectName, Peer, Refusal, Service, ServiceCidr, ServiceOptions, Slice, SliceKey,
-    Snapshot, Unread,
+    Accepted, AllowedAnnotations, Mark, Node, ObjectMarks, ObjectName, Peer, Refusal, Service, ServiceCidr,
+    ServiceOptions, Slice, SliceKey, Snapshot, Unread,
 };
 
 /// What a snapshot holds by a key.
@@ -22,6 +22,11 @@ pub trait Keyed: PartialEq {
 
     /// Its own name, where it has one: held once.
     fn name(&self) -> Option<&ObjectName> {
+        None
+    }
+
+    /// The service that it is, or belongs to; `None`: it concerns no single one.
+    fn service(&self) -> Option<ObjectName> {
         None
     }
 }
@@ -36,6 +41,10 @@ impl Keyed for Service {
     fn name(&self) -> Option<&ObjectName> {
         Some(&self.name)
     }
+
+    fn service(&self) -> Option<ObjectName> {
+        Some(self.name.clone())
+    }
 }
 
 impl Keyed for Slice {
@@ -47,6 +56,10 @@ impl Keyed for Slice {
 
     fn name(&self) -> Option<&ObjectName> {
         Some(&self.name)
+    }
+
+    fn service(&self) -> Option<ObjectName> {
+        Some(ObjectName { namespace: self.name.namespace.clone(), name: self.service.clone() })
     }
 }
 
@@ -106,17 +119,24 @@ pub fn service(service: &lean::Service, allowed: &AllowedAnnotations) -> Shared<
     converted.into()
 }
 
+/// Which object of its name it is, and which state of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// [`crate::model::uid_hash`]; 0: not known.
+    pub uid: u32,
+    pub mark: Mark,
+}
+
 /// An object, and which one of its name it is.
 #[derive(Debug)]
 struct Named<T> {
     object: Arc<T>,
-    /// [`crate::model::uid_hash`]; 0: not known.
-    uid: u32,
+    identity: Identity,
 }
 
 impl<T> Clone for Named<T> {
     fn clone(&self) -> Self {
-        Self { object: self.object.clone(), uid: self.uid }
+        Self { object: self.object.clone(), identity: self.identity }
     }
 }
 
@@ -129,11 +149,19 @@ pub struct Objects<T: Keyed> {
     refusals: OrdMap<ObjectName, Vec<Refusal>>,
     /// Those that cannot be read, and of which nothing is held.
     unread: OrdMap<ObjectName, Unread>,
+    /// Of the objects that are held, by service.
+    marks: ObjectMarks,
 }
 
 impl<T: Keyed> Default for Objects<T> {
     fn default() -> Self {
-        Self { held: OrdMap::new(), by_name: OrdMap::new(), refusals: OrdMap::new(), unread: OrdMap::new() }
+        Self {
+            held: OrdMap::new(),
+            by_name: OrdMap::new(),
+            refusals: OrdMap::new(),
+            unread: OrdMap::new(),
+            marks: ObjectMarks::default(),
+        }
     }
 }
 
@@ -145,27 +173,35 @@ impl<T: Keyed> Clone for Objects<T> {
             by_name: self.by_name.clone(),
             refusals: self.refusals.clone(),
             unread: self.unread.clone(),
+            marks: self.marks.clone(),
         }
     }
 }
 
 impl<T: Keyed> Objects<T> {
     /// What stays as it is keeps its place in memory, so that no snapshot differs by it.
-    pub fn put(&mut self, name: ObjectName, uid: u32, shared: Shared<T>) {
+    pub fn put(&mut self, name: ObjectName, identity: Identity, shared: Shared<T>) {
         let key = shared.object.as_ref().map(|object| object.key());
         if let Some(old) = self.by_name.get(&name).map(|old| old.object.key())
             && key.as_ref() != Some(&old)
         {
-            self.held.remove(&old);
-            self.by_name.remove(&name);
+            self.drop_object(&name);
         }
         if let (Some(object), Some(key)) = (shared.object, key) {
             let same = self.held.get(&key).filter(|held| **held == object).cloned();
-            if same.is_none() || self.by_name.get(&name).is_none_or(|known| known.uid != uid) {
+            if same.is_none() || self.by_name.get(&name).is_none_or(|known| known.identity != identity) {
+                let is_same = same.is_some();
                 let object = same.unwrap_or(object);
                 let name = object.name().unwrap_or(&name).clone();
-                self.by_name.insert(name, Named { object: object.clone(), uid });
-                self.held.insert(key, object);
+                if let Some(service) = object.service() {
+                    self.marks.add(&service, identity.mark);
+                }
+                if let Some(old) = self.by_name.insert(name, Named { object: object.clone(), identity }) {
+                    self.forget_mark(&old);
+                }
+                if !is_same {
+                    self.held.insert(key, object);
+                }
             }
         }
         self.unread.remove(&name);
@@ -179,7 +215,7 @@ impl<T: Keyed> Objects<T> {
     /// The object cannot be read. What was read of the same object before stays; returns whether there is any. `unread` says what then
     /// is not known.
     pub fn put_unread(&mut self, name: &ObjectName, uid: u32, unread: Option<Unread>) -> bool {
-        let is_other = |known: &Named<T>| known.uid != uid && known.uid != 0 && uid != 0;
+        let is_other = |known: &Named<T>| known.identity.uid != uid && known.identity.uid != 0 && uid != 0;
         if self.by_name.get(name).is_some_and(is_other) {
             self.remove(name);
         }
@@ -202,11 +238,22 @@ impl<T: Keyed> Objects<T> {
     }
 
     pub fn remove(&mut self, name: &ObjectName) {
-        if let Some(named) = self.by_name.remove(name) {
-            self.held.remove(&named.object.key());
-        }
+        self.drop_object(name);
         self.refusals.remove(name);
         self.unread.remove(name);
+    }
+
+    fn drop_object(&mut self, name: &ObjectName) {
+        if let Some(named) = self.by_name.remove(name) {
+            self.held.remove(&named.object.key());
+            self.forget_mark(&named);
+        }
+    }
+
+    fn forget_mark(&mut self, named: &Named<T>) {
+        if let Some(service) = named.object.service() {
+            self.marks.remove(&service, named.identity.mark);
+        }
     }
 
     /// Everything that is refused, by name.
@@ -241,20 +288,20 @@ impl Objects<Service> {
     }
 
     /// With what its annotations may ask for.
-    pub fn put_service(&mut self, read: &lean::Service, uid: u32, allowed: &AllowedAnnotations) {
-        self.put(convert::object_name(&read.metadata), uid, service(read, allowed));
+    pub fn put_service(&mut self, read: &lean::Service, identity: Identity, allowed: &AllowedAnnotations) {
+        self.put(convert::object_name(&read.metadata), identity, service(read, allowed));
     }
 }
 
 impl Objects<Slice> {
-    pub fn put_slice(&mut self, slice: &lean::EndpointSlice, uid: u32) {
-        self.put(convert::object_name(&slice.metadata), uid, convert::slice(slice).into());
+    pub fn put_slice(&mut self, slice: &lean::EndpointSlice, identity: Identity) {
+        self.put(convert::object_name(&slice.metadata), identity, convert::slice(slice).into());
     }
 }
 
 impl Objects<Node> {
-    pub fn put_node(&mut self, node: &lean::Node, uid: u32) {
-        self.put(convert::object_name(&node.metadata), uid, convert::node(node).into());
+    pub fn put_node(&mut self, node: &lean::Node, identity: Identity) {
+        self.put(convert::object_name(&node.metadata), identity, convert::node(node).into());
     }
 
     /// The only one, where one is selected.
@@ -264,8 +311,8 @@ impl Objects<Node> {
 }
 
 impl Objects<Peer> {
-    pub fn put_peer(&mut self, node: &lean::Node, uid: u32) {
-        self.put(convert::object_name(&node.metadata), uid, convert::peer(node).into());
+    pub fn put_peer(&mut self, node: &lean::Node, identity: Identity) {
+        self.put(convert::object_name(&node.metadata), identity, convert::peer(node).into());
     }
 
     pub fn addresses(&self) -> BTreeSet<IpAddr> {
@@ -274,8 +321,8 @@ impl Objects<Peer> {
 }
 
 impl Objects<ServiceCidr> {
-    pub fn put_service_cidr(&mut self, cidr: &lean::ServiceCidr, uid: u32) {
-        self.put(convert::object_name(&cidr.metadata), uid, convert::service_cidr(cidr).into());
+    pub fn put_service_cidr(&mut self, cidr: &lean::ServiceCidr, identity: Identity) {
+        self.put(convert::object_name(&cidr.metadata), identity, convert::service_cidr(cidr).into());
     }
 
     pub fn networks(&self) -> BTreeSet<IpNet> {
@@ -294,6 +341,46 @@ pub fn snapshot(
 ) -> Snapshot {
     let unread = Arc::new(services.unread().chain(slices.unread()).cloned().collect());
     let (node, peers, service_cidrs) = (node.cloned(), peers.cloned(), service_cidrs.cloned());
+    let accepted = Accepted { services: services.marks.clone(), slices: slices.marks.clone(), ..Accepted::default() };
     let (services, slices) = (services.held.clone(), slices.held.clone());
-    Snapshot { revision, services, slices, node, peers, service_cidrs, unread }
+    Snapshot { revision, services, slices, node, peers, service_cidrs, unread, accepted }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Family;
+
+    fn slice(name: &str, service: &str) -> Shared<Slice> {
+        let (name, service, family) = (ObjectName::new("demo", name), service.into(), Family::V4);
+        let object = Slice { name, service, family, ports: Vec::new(), endpoints: Vec::new(), changed_at: None };
+        Shared { object: Some(Arc::new(object)), refusals: Vec::new() }
+    }
+
+    /// However objects come, change and go, the marks are those of the objects that are held.
+    #[test]
+    fn the_marks_are_those_of_what_is_held() {
+        let name = |name: &str| ObjectName::new("demo", name);
+        let identity = |version: &str| Identity { uid: 1, mark: Mark::of("EndpointSlice", &name("s"), "u", version) };
+        let marks = |all: &[(&str, &str)]| {
+            let mut marks = ObjectMarks::default();
+            all.iter().for_each(|(service, version)| marks.add(&name(service), identity(version).mark));
+            marks
+        };
+        let mut slices = Objects::<Slice>::default();
+        slices.put(name("s1"), identity("1"), slice("s1", "web"));
+        slices.put(name("s2"), identity("2"), slice("s2", "web"));
+        assert_eq!(slices.marks, marks(&[("web", "1"), ("web", "2")]));
+        let before = slices.held.clone();
+        slices.put(name("s1"), identity("3"), slice("s1", "web"));
+        assert!(slices.held.ptr_eq(&before), "only its version changed: no snapshot differs by it");
+        assert_eq!(slices.marks, marks(&[("web", "3"), ("web", "2")]));
+        slices.put(name("s1"), identity("4"), slice("s1", "db"));
+        assert_eq!(slices.marks, marks(&[("db", "4"), ("web", "2")]));
+        assert!(slices.put_unread(&name("s1"), 1, None), "what was read before is held");
+        assert_eq!(slices.marks, marks(&[("db", "4"), ("web", "2")]));
+        slices.put(name("s1"), identity("5"), Shared { object: None, refusals: Vec::new() });
+        slices.remove(&name("s2"));
+        assert_eq!(slices.marks, ObjectMarks::default());
+    }
 }

@@ -58,6 +58,8 @@ pub struct Reach {
 pub struct ResourceStatus {
     /// The last proof that what is held is true.
     pub proof: Option<Proof>,
+    /// Every change up to this resource version is known; 0: none, or one that cannot be compared.
+    pub version: u64,
     /// Objects held, refused ones among them.
     pub objects: usize,
     /// Watches that were replaced, but for those that ended when their time was up.

@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 51] = [
+const FLAGS: [&str; 54] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443,https://10.0.0.2:6443",
@@ -55,6 +55,9 @@ const FLAGS: [&str; 51] = [
     "--run-dir=/r",
     "--metrics-bind=127.0.0.1:1",
     "--health-bind=[::1]:2",
+    "--fleet-bind=[::]:1",
+    "--fleet-tls-cert=/c",
+    "--fleet-tls-key=/k",
     "--tc-attach=clsact",
     "--xdp-mode=generic",
     "--fast-path=on",
@@ -199,4 +202,15 @@ fn the_manual_names_every_option_and_annotation_of_the_mode() {
     let unnamed: Vec<&str> = unnamed.filter(|name| !options.contains(&format!("`--{name}"))).collect();
     assert!(unnamed.is_empty(), "configuration.md does not name {unnamed:?}");
     assert!(annotations.contains("`ballast.dev/mode`"));
+}
+
+#[test]
+fn the_fleet_is_answered_with_a_certificate_and_an_api_alone() {
+    let settle = |flags: &[&str]| from_flags(flags).settle(Some("host"));
+    let all = ["--source=kube", "--fleet-bind=[::]:10246", "--fleet-tls-cert=/c", "--fleet-tls-key=/k"];
+    assert_eq!(settle(&all).expect("complete").fleet.expect("it is on").bind.port(), 10246);
+    assert_eq!(settle(&all[..1]).expect("complete").fleet, None, "it is off by default");
+    assert!(matches!(settle(&all[..3]), Err(ConfigError::FleetIncomplete)));
+    let error = settle(&["--source=file=/m.yaml", all[1], all[2], all[3]]).expect_err("no API").to_string();
+    assert!(error.starts_with("--fleet-bind belongs to --source kube"), "{error}");
 }

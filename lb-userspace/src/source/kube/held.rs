@@ -9,11 +9,12 @@ use super::{
     super::{
         Reach, ResourceStatus, SourceStatus,
         lean::{self, ApiKind},
-        objects::{self, Keyed, Objects},
+        objects::{self, Identity, Keyed, Objects},
     },
     calls::{Update, WatcherOutput},
     item::{Item, Unreadable},
     own_node::OwnNode,
+    version::Version,
 };
 use crate::model::{
     AllowedAnnotations, Mode, Node, ObjectName, Peer, Refusal, Refused, Service, ServiceCidr, Slice, Snapshot, Unread,
@@ -39,24 +40,35 @@ pub enum Message {
     ServiceCidr(Box<WatcherOutput<lean::ServiceCidr>>),
 }
 
+/// A list in the making.
+#[derive(Debug)]
+struct Staged<T: Keyed> {
+    objects: Objects<T>,
+    names: BTreeSet<ObjectName>,
+    /// The highest one of an object.
+    version: u64,
+}
+
 #[derive(Debug)]
 struct Resource<T: Keyed> {
     name: &'static str,
     objects: Objects<T>,
-    /// A list in the making, and the names in it.
-    staged: Option<(Objects<T>, BTreeSet<ObjectName>)>,
+    /// A list in the making.
+    staged: Option<Staged<T>>,
     listed: bool,
     status: ResourceStatus,
+    /// The highest resource version among the changes; 0: none.
+    version: u64,
 }
 
 impl<T: Keyed> Resource<T> {
     fn new(name: &'static str) -> Self {
         let status = ResourceStatus::default();
-        Self { name, objects: Objects::default(), staged: None, listed: false, status }
+        Self { name, objects: Objects::default(), staged: None, listed: false, status, version: 0 }
     }
 
     /// Applies the updates; `put` converts and keeps an object. Returns whether the objects changed.
-    fn take<K: ApiKind>(&mut self, updates: WatcherOutput<K>, put: impl Fn(&mut Objects<T>, &K, u32)) -> bool {
+    fn take<K: ApiKind>(&mut self, updates: WatcherOutput<K>, put: impl Fn(&mut Objects<T>, &K, Identity)) -> bool {
         self.log_change(&updates.status);
         self.status = updates.status;
         let mut changed = false;
@@ -66,13 +78,15 @@ impl<T: Keyed> Resource<T> {
         changed
     }
 
-    fn take_one<K: ApiKind>(&mut self, updates: Update<K>, put: &impl Fn(&mut Objects<T>, &K, u32)) -> bool {
+    fn take_one<K: ApiKind>(&mut self, updates: Update<K>, put: &impl Fn(&mut Objects<T>, &K, Identity)) -> bool {
         match updates {
             Update::Page(page) => {
-                let (objects, names) = self.staged.get_or_insert_with(|| (self.objects.clone(), BTreeSet::new()));
+                let first = || Staged { objects: self.objects.clone(), names: BTreeSet::new(), version: 0 };
+                let staged = self.staged.get_or_insert_with(first);
                 for item in page {
-                    names.insert(item.name.clone());
-                    keep(objects, item, put);
+                    staged.names.insert(item.name.clone());
+                    staged.version = staged.version.max(number(item.version.as_ref()));
+                    keep(&mut staged.objects, item, put);
                 }
                 return false;
             }
@@ -81,16 +95,22 @@ impl<T: Keyed> Resource<T> {
                 return false;
             }
             Update::Complete => {
-                let Some((mut objects, names)) = self.staged.take() else { return false };
+                let Some(Staged { mut objects, names, version }) = self.staged.take() else { return false };
                 // An object without a name may be any of those that the list does not name.
                 if !names.contains(&ObjectName::unreadable()) {
                     objects.retain(|name| names.contains(name));
                 }
-                self.objects = objects;
+                (self.objects, self.version) = (objects, version);
                 self.listed = true;
             }
-            Update::Changed(item) => keep(&mut self.objects, *item, put),
-            Update::Deleted(name) => self.objects.remove(&name),
+            Update::Changed(item) => {
+                self.version = self.version.max(number(item.version.as_ref()));
+                keep(&mut self.objects, *item, put);
+            }
+            Update::Deleted(name) => {
+                self.version = self.version.max(self.status.version);
+                self.objects.remove(&name);
+            }
             Update::Difference(kind, object) => {
                 let (resource, kind) = (self.name, kind.as_str());
                 tracing::warn!(source = "kube", resource, %object, kind, "a complete list differs from what is held; repaired");
@@ -120,10 +140,15 @@ impl<T: Keyed> Resource<T> {
     }
 }
 
+/// 0: none that can be compared.
+fn number(version: Option<&Version>) -> u64 {
+    if let Some(Version::Number(number)) = version { *number } else { 0 }
+}
+
 /// Keeps an object. One that cannot be read is refused by name, and what was read of it before goes on.
-fn keep<T: Keyed, K: ApiKind>(objects: &mut Objects<T>, item: Item<K>, put: &impl Fn(&mut Objects<T>, &K, u32)) {
+fn keep<T: Keyed, K: ApiKind>(objects: &mut Objects<T>, item: Item<K>, put: &impl Fn(&mut Objects<T>, &K, Identity)) {
     match item.object {
-        Ok(object) => put(objects, &object, item.uid),
+        Ok(object) => put(objects, &object, Identity { uid: item.uid, mark: item.mark }),
         Err(Unreadable { reason, owner }) => {
             let unread = K::unread(&item.name, &owner).map(|what| Unread { what, uid: item.uid });
             let concerns = unread.is_some();
@@ -211,7 +236,7 @@ impl Held {
             Message::Service(updates) => {
                 let changed = self
                     .services
-                    .take(*updates, |objects, service, uid| objects.put_service(service, uid, &self.allowed));
+                    .take(*updates, |objects, service, identity| objects.put_service(service, identity, &self.allowed));
                 self.services_changed |= changed;
                 changed
             }
@@ -300,7 +325,9 @@ impl Held {
             let node = self.own_node.known();
             let (services, slices) = (&self.services.objects, &self.slices.objects);
             let networks = self.service_networks.as_ref();
-            let snapshot = objects::snapshot(services, slices, node, peers.as_ref(), networks, self.revision);
+            let mut snapshot = objects::snapshot(services, slices, node, peers.as_ref(), networks, self.revision);
+            snapshot.accepted.services_version = self.services.version;
+            snapshot.accepted.slices_version = self.slices.version;
             snapshots.send_replace(Some(Arc::new(snapshot)));
         }
         let missing_node = self.own_node.missing(self.nodes.listed, self.nodes.objects.first().is_some());

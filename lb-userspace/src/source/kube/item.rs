@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{calls::Failure, version::Version};
 use crate::{
-    model::{ObjectName, shared, uid_hash},
+    model::{Mark, ObjectName, shared, uid_hash},
     source::lean::{ApiKind, Owner},
 };
 
@@ -26,6 +26,7 @@ pub struct Item<K> {
     pub name: ObjectName,
     /// [`uid_hash`]; 0: it has none.
     pub uid: u32,
+    pub mark: Mark,
     pub version: Option<Version>,
     /// The object, or why it cannot be read.
     pub object: Result<K, Unreadable>,
@@ -36,7 +37,7 @@ impl<K> Item<K> {
     pub fn nameless(count: usize) -> Self {
         let reason = format!("a list of the API has {count} objects without a name");
         let object = Err(Unreadable { reason, owner: Owner::Unknown });
-        Self { name: ObjectName::unreadable(), uid: 0, version: None, object }
+        Self { name: ObjectName::unreadable(), uid: 0, mark: Mark::default(), version: None, object }
     }
 }
 
@@ -166,8 +167,14 @@ impl Envelope {
     fn item<K: ApiKind>(&self, object: impl FnOnce() -> Result<K, String>) -> Option<Item<K>> {
         let name = self.name::<K>()?;
         let uid = self.uid.as_deref().filter(|uid| !uid.is_empty()).map_or(0, uid_hash);
+        let mark = self.mark(K::NAME, &name);
         let object = object().map_err(|reason| Unreadable { reason, owner: self.owner.clone() });
-        Some(Item { name, uid, version: self.version(), object })
+        Some(Item { name, uid, mark, version: self.version(), object })
+    }
+
+    fn mark(&self, kind: &str, name: &ObjectName) -> Mark {
+        let of = |text: &Option<String>| text.as_deref().unwrap_or_default().to_owned();
+        Mark::of(kind, name, &of(&self.uid), &of(&self.version))
     }
 }
 

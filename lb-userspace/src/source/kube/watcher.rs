@@ -103,7 +103,9 @@ impl<K> Watcher<K> {
 
     /// These updates, with the state of the resource.
     pub fn updates(&self, updates: Vec<Update<K>>) -> WatcherOutput<K> {
-        WatcherOutput { updates, status: self.status.clone(), reach: self.reach }
+        let version = if let Some(Version::Number(version)) = self.version { version } else { 0 };
+        let status = ResourceStatus { version, ..self.status.clone() };
+        WatcherOutput { updates, status, reach: self.reach }
     }
 
     /// When [`Self::tick`] is due.

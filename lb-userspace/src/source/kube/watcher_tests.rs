@@ -50,7 +50,7 @@ fn name_of(call: Call) -> &'static str {
 
 fn object(name: &str, version: &str) -> Item<Service> {
     let (name, version) = (ObjectName::new("default", name), Version::parse(Some(version)));
-    Item { name, uid: 0, version, object: Ok(Service::default()) }
+    Item { name, uid: 0, mark: crate::model::Mark::default(), version, object: Ok(Service::default()) }
 }
 
 fn failure(status: Option<u16>) -> Failure {
