@@ -126,14 +126,14 @@ impl Comparison {
         // One of its digests was the reference's a moment ago: then one of the two was only asked earlier.
         let ages = self.seen.get(node).into_iter().flatten().filter_map(|digest| self.ages.get(digest));
         match ages.copied().reduce(f64::min) {
-            Some(age) if age <= TOLERANCE_SECONDS => self.lag(status).map_or(Verdict::Same, Verdict::Behind),
+            Some(age) if age <= TOLERANCE_SECONDS => Self::lag(status).map_or(Verdict::Same, Verdict::Behind),
             Some(age) => Verdict::Behind(format!("its tables hold what most nodes had {age:.0} s ago")),
-            None => self.lag(status).or_else(|| self.unknown_change(status)).map_or(Verdict::Differs, Verdict::Behind),
+            None => Self::lag(status).or_else(|| self.unknown_change(status)).map_or(Verdict::Differs, Verdict::Behind),
         }
     }
 
     /// The node has not programmed what it knows.
-    fn lag(&self, status: &NodeStatus) -> Option<String> {
+    fn lag(status: &NodeStatus) -> Option<String> {
         let lag = status.lag_seconds;
         (lag > TOLERANCE_SECONDS).then(|| format!("a change waits for {lag:.0} s to be in its tables"))
     }

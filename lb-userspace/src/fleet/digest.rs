@@ -49,8 +49,8 @@ impl Digest {
 
 /// The bucket that a service is in.
 pub fn bucket(service: &ObjectName) -> usize {
-    // The remainder is below 64.
-    (hash([service.namespace.as_bytes(), service.name.as_bytes()]) % BUCKETS as u64) as usize
+    let number = hash([service.namespace.as_bytes(), service.name.as_bytes()]) % BUCKETS as u64;
+    usize::try_from(number).unwrap_or_default()
 }
 
 /// 16 hexadecimal digits.

@@ -1,5 +1,6 @@
 //! Many agents in one process: each has tables in memory, a listener with TLS on an address of its own, and reviews by one API server.
 
+use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
@@ -50,12 +51,14 @@ fn cluster(services: impl Iterator<Item = usize>, last: &str) -> Snapshot {
         let version = if number == 0 { last } else { "1" };
         marks.services.add(&name, Mark::of("Service", &name, "u", version));
         marks.slices.add(&name, Mark::of("EndpointSlice", &name, "u", "1"));
-        text.push_str(&format!(
+        let ip = number + 1;
+        write!(
+            text,
             "apiVersion: v1\nkind: Service\nmetadata: {{name: s{number}, namespace: demo}}\nspec: {{clusterIP: 10.96.0.{ip}, ports: [{{port: 80}}]}}\n---\n\
              apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: s{number}-1, namespace: demo, labels: {{kubernetes.io/service-name: s{number}}}}}\n\
-             addressType: IPv4\nports: [{{port: 8080}}]\nendpoints: [{{addresses: [10.0.0.{ip}]}}]\n---\n",
-            ip = number + 1
-        ));
+             addressType: IPv4\nports: [{{port: 8080}}]\nendpoints: [{{addresses: [10.0.0.{ip}]}}]\n---\n"
+        )
+        .expect("a text");
     }
     Snapshot { accepted: marks, ..snapshot(&text) }
 }

@@ -103,11 +103,11 @@ impl TestApi {
         }
         let body = body.collect().await.expect("a body").to_bytes();
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let (status, answer) = match self.state().fails {
-            true => {
-                (500, json!({"kind": "Status", "status": "Failure", "message": "no etcd", "reason": "", "code": 500}))
-            }
-            false => (200, self.state().reply(&parts.method, &path, parts.uri.query().unwrap_or_default(), &body)),
+        let fails = self.state().fails;
+        let (status, answer) = if fails {
+            (500, json!({"kind": "Status", "status": "Failure", "message": "no etcd", "reason": "", "code": 500}))
+        } else {
+            (200, self.state().reply(&parts.method, &path, parts.uri.query().unwrap_or_default(), &body))
         };
         Response::builder().status(status).body(Body::from(answer.to_string().into_bytes())).expect("an answer")
     }
@@ -123,30 +123,19 @@ impl State {
                 let status = json!({"token": token(ACCOUNT, audience), "expirationTimestamp": "2030-01-01T00:00:00Z"});
                 json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {}, "spec": body["spec"], "status": status})
             }
-            (&Method::GET, "pods") => self.page(query, self.pods.iter().map(|(node, address)| {
+            (&Method::GET, "pods") => page(query, self.pods.iter().map(|(node, address)| {
                 json!({"metadata": {"name": format!("ballast-{node}")}, "spec": {"nodeName": node, "containers": []},
                     "status": {"phase": "Running", "podIP": address}})
             })),
             (&Method::GET, "nodes") => {
                 let names = self.pods.iter().map(|(node, _)| node).chain(&self.bare);
-                self.page(query, names.map(|node| json!({"metadata": {"name": node}})))
+                page(query, names.map(|node| json!({"metadata": {"name": node}})))
             }
             (&Method::GET, "ballast-fleet") => {
                 json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "ballast-fleet"}, "data": {"ca.crt": self.ca}})
             }
             other => panic!("not asked for: {other:?}"),
         }
-    }
-
-    fn page(&self, query: &str, items: impl Iterator<Item = Value>) -> Value {
-        let value = |name: &str| {
-            let mut pairs = form_urlencoded::parse(query.as_bytes());
-            pairs.find(|(key, _)| key == name).and_then(|(_, value)| value.parse::<usize>().ok())
-        };
-        let (from, limit) = (value("continue").unwrap_or_default(), value("limit").expect("a page"));
-        let items: Vec<Value> = items.skip(from).take(limit).collect();
-        let more = if items.len() == limit { (from + limit).to_string() } else { String::new() };
-        json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1", "continue": more}, "items": items})
     }
 
     fn review_token(&self, body: &Value) -> Value {
@@ -157,12 +146,24 @@ impl State {
         let known = ["viewer", "operator", ACCOUNT].contains(&user) && !self.revoked.contains(user);
         assert_eq!(body["spec"]["audiences"], json!([AUDIENCE]));
         let audiences = if self.knows_no_audience { json!([]) } else { json!([AUDIENCE]) };
-        let status = match known {
-            true => json!({"authenticated": true, "user": {"username": user, "groups": ["g"]}, "audiences": audiences}),
-            false => json!({"authenticated": false, "error": "unknown"}),
+        let status = if known {
+            json!({"authenticated": true, "user": {"username": user, "groups": ["g"]}, "audiences": audiences})
+        } else {
+            json!({"authenticated": false, "error": "unknown"})
         };
         json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "metadata": {}, "spec": body["spec"], "status": status})
     }
+}
+
+fn page(query: &str, items: impl Iterator<Item = Value>) -> Value {
+    let value = |name: &str| {
+        let mut pairs = form_urlencoded::parse(query.as_bytes());
+        pairs.find(|(key, _)| key == name).and_then(|(_, value)| value.parse::<usize>().ok())
+    };
+    let (from, limit) = (value("continue").unwrap_or_default(), value("limit").expect("a page"));
+    let items: Vec<Value> = items.skip(from).take(limit).collect();
+    let more = if items.len() == limit { (from + limit).to_string() } else { String::new() };
+    json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1", "continue": more}, "items": items})
 }
 
 fn review_access(body: &Value) -> Value {

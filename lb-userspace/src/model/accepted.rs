@@ -26,8 +26,8 @@ pub fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);
     }
-    let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(hash.finalize());
-    u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    let digest = <[u8; 32]>::from(hash.finalize());
+    digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 /// The sum of the marks of each service's objects. A copy shares the map.
@@ -110,6 +110,7 @@ impl Accepted {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the items of an iterator")]
 fn changed(item: DiffItem<'_, '_, ObjectName, u64>) -> ObjectName {
     let (DiffItem::Add(name, _) | DiffItem::Update { new: (name, _), .. } | DiffItem::Remove(name, _)) = item;
     name.clone()

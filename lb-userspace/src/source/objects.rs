@@ -364,7 +364,9 @@ mod tests {
         let identity = |version: &str| Identity { uid: 1, mark: Mark::of("EndpointSlice", &name("s"), "u", version) };
         let marks = |all: &[(&str, &str)]| {
             let mut marks = ObjectMarks::default();
-            all.iter().for_each(|(service, version)| marks.add(&name(service), identity(version).mark));
+            for (service, version) in all {
+                marks.add(&name(service), identity(version).mark);
+            }
             marks
         };
         let mut slices = Objects::<Slice>::default();

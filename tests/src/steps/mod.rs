@@ -48,7 +48,7 @@ impl FromStr for Step {
 }
 
 /// A process is held at most so long before one step.
-const LONGEST_HOLD: Duration = Duration::from_secs(60);
+const LONGEST_HOLD: Duration = Duration::from_mins(1);
 
 /// The steps before which a process is held, one after the other. Dropped, the process runs on.
 #[derive(Debug)]
