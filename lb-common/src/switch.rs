@@ -44,16 +44,16 @@ pub fn knows(is_established: impl Fn() -> bool, is_handshake: impl FnOnce() -> b
 }
 
 /// Whether the old programs go on with a tuple whose entry is in the old table of handshakes and retained connections. They leave the tuple of an
-/// ended connection (`state`) to the packet that begins another one (`opens`). If the old programs took it, the agent could move the ended
-/// connection's entry at the same moment: the new tables would then hold the ended connection, and the next packet would be refused.
+/// ended connection (`state`) to the packet that begins another one (`opens`). Otherwise the agent could move the ended connection's entry while the
+/// old programs make the new one. The new tables would then hold the ended connection, and the next packet would be refused.
 #[inline(always)]
 #[must_use]
 pub const fn retains(state: u8, opens: bool) -> bool {
     !opens || state != flow_state::CLOSING
 }
 
-/// Offset, in the transport header, of the byte that says whether a packet begins a connection: the flags of TCP (RFC 9293, section 3.1), the
-/// type of the first chunk of SCTP (RFC 9260, section 3.2). `None`: connections of this protocol do not end by a packet.
+/// Offset, in the transport header, of the byte that says whether a packet begins a connection. TCP: the flags (RFC 9293, section 3.1). SCTP: the
+/// type of the first chunk (RFC 9260, section 3.2). `None`: connections of this protocol do not end by a packet.
 #[inline(always)]
 #[must_use]
 pub const fn opening_at(protocol: u8) -> Option<usize> {

@@ -58,7 +58,10 @@ fn every_command_of_the_book_is_understood() {
             let parsed = Cli::try_parse_from(std::iter::once("ballast".to_owned()).chain(arguments));
             if let Err(error) = parsed {
                 // Prose names commands without their arguments.
-                let is_name = error.kind() == ErrorKind::MissingRequiredArgument;
+                let is_name = matches!(
+                    error.kind(),
+                    ErrorKind::MissingRequiredArgument | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+                );
                 assert!(is_name, "{}: `{code}`: {error}", page.display());
             }
             understood += 1;

@@ -243,8 +243,8 @@ mod tests {
             ("earlier", node("one")),
             ("stuck", node("two")),
             ("differs", node("bad")),
-            ("unaware", NodeStatus { known: Versions { services: 100, endpoint_slices: 90 }, ..node("bad") }),
-            ("slow", NodeStatus { lag_seconds: 11.0, ..node("bad") }),
+            ("unaware", NodeStatus { known: Versions { services: 100, endpoint_slices: 90 }, ..node("bad 2") }),
+            ("slow", NodeStatus { lag_seconds: 11.0, ..node("bad 3") }),
             ("stale", NodeStatus { stale: Some("the API does not answer".to_owned()), ..node("now") }),
             ("new", NodeStatus { synced: false, ..NodeStatus::default() }),
         ]);

@@ -1,6 +1,6 @@
 //! Who may ask: each bearer token is shown to the API server once (TokenReview), then its user's right to the path (SubjectAccessReview).
 //!
-//! Answers hold for a short time, and their number is bounded, as is the number of questions in a second: no flood of tokens becomes a load for the
+//! Answers hold for a short time. Their number is bounded, and so is the number of questions in a second: no flood of tokens becomes a load for the
 //! API server. A review that fails admits nobody.
 
 use std::collections::HashMap;

@@ -12,7 +12,7 @@ use super::{Namespace, PREFIX, RUN_ROOT, cgroup};
 use crate::limits;
 
 /// Pause between two runs whose programs go with their file system. Linux 6.18 can hang for good when more than about 1,000 BPF programs are freed
-/// at once: the worker that frees them holds `pack_mutex`, and waits for a work item behind it in its queue.
+/// at once. The worker that frees them then holds `pack_mutex`, and waits for a work item behind it in its queue.
 const BETWEEN: Duration = Duration::from_secs(1);
 
 /// Removes everything whose name carries the pid of a process that is no more. Idempotent; leaves live runs alone.

@@ -160,7 +160,11 @@ fn commit(workspace: &Workspace) -> String {
 
 /// A number below `bound` that the commit decides.
 fn chosen(commit: &str, bound: usize) -> usize {
-    commit.bytes().fold(0_usize, |sum, byte| (sum * 31 + usize::from(byte)) % bound)
+    // FNV-1a: a sum of digits times a factor would depend on two digits alone if the bound were divisible by the factor.
+    let hash = commit
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    usize::try_from(hash % bound as u64).unwrap_or_default()
 }
 
 /// The share of those that the host judges, and of those that are judged on programs.

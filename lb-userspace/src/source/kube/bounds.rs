@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use fastrand::Rng;
-
 /// What must hold: a dead watch, or an API that gives no answer, is found within this time of silence; after an outage of any
 /// length there is a proof of freshness within this time of the API's return.
 pub const FOUND_LIMIT: Duration = Duration::from_secs(45);
@@ -92,19 +90,28 @@ const _: () = assert!(sum(&[ANSWER_LIMIT, PAUSE_MAX, OLD_PROBE_MAX, PROBE, BOOKM
 /// Draws times, another sequence on each node.
 #[derive(Clone, Debug)]
 pub struct Pauses {
-    random: Rng,
+    state: u64,
     failures: usize,
     lists: usize,
 }
 
 impl Pauses {
     pub fn new(seed: u64) -> Self {
-        Self { random: Rng::with_seed(seed), failures: 0, lists: 0 }
+        Self { state: seed, failures: 0, lists: 0 }
+    }
+
+    /// Splitmix64.
+    fn random(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
     }
 
     pub fn between(&mut self, from: Duration, to: Duration) -> Duration {
-        let width = u64::try_from(to.saturating_sub(from).as_micros()).unwrap_or(u64::MAX);
-        from + Duration::from_micros(self.random.u64(..=width))
+        let width = u64::try_from(to.saturating_sub(from).as_micros()).unwrap_or(u64::MAX - 1);
+        from + Duration::from_micros(self.random() % (width + 1))
     }
 
     /// `mean`, up to `1 / part` of it shorter or longer.
