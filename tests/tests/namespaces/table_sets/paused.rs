@@ -123,12 +123,10 @@ impl Client {
         let Some((stream, server)) = &mut self.open else { return Ok(()) };
         let answer = stream.ask("on")?.server;
         let again = stream.sent_again()?;
-        match &answer == server && again == 0 {
-            true => Ok(()),
-            false => {
-                Err(std::io::Error::other(format!("{answer} answers, {server} did; {again} segments were sent again")))
-            }
+        if &answer == server && again == 0 {
+            return Ok(());
         }
+        Err(std::io::Error::other(format!("{answer} answers, {server} did; {again} segments were sent again")))
     }
 
     fn reset(&mut self) -> Result<()> {
