@@ -21,22 +21,30 @@ const PARTS: [&[&str]; 5] = [
 
 /// One of the steps that begin so. All kinds are alike, however many there are of each.
 fn one(random: &mut Random, all: &[Step], begins: &[&str]) -> Option<Step> {
-    let kinds = kinds(all, begins);
+    let kinds = kinds(all, begins, |what| what);
     let names: Vec<&String> = kinds.keys().collect();
     let alike = names.get(random.below(names.len().max(1))).and_then(|name| kinds.get(*name))?;
     Some((*random.of(alike)).clone())
 }
 
-fn kinds<'a>(all: &'a [Step], begins: &[&str]) -> BTreeMap<String, Vec<&'a Step>> {
+/// What a step does, without the map or program that it does it to: maps are made, pinned and filled all alike, and programs are loaded all alike.
+fn coarse(what: &str) -> &str {
+    ["make map", "pin map", "pin link", "update many", "load"]
+        .into_iter()
+        .find(|begin| what.starts_with(begin))
+        .unwrap_or(what)
+}
+
+fn kinds<'a>(all: &'a [Step], begins: &[&str], kind: fn(&str) -> &str) -> BTreeMap<String, Vec<&'a Step>> {
     let mut kinds: BTreeMap<String, Vec<&Step>> = BTreeMap::new();
     for step in all.iter().filter(|step| begins.iter().any(|begin| step.what.starts_with(begin))) {
-        kinds.entry(step.what.clone()).or_default().push(step);
+        kinds.entry(kind(&step.what).to_owned()).or_default().push(step);
     }
     kinds
 }
 
 /// Where the agent is killed, by turns: once on the way, and once more at the start after it. With `BALLAST_STEPS=all`: at the first step of each
-/// kind, at one in the middle, and at the last.
+/// [`coarse`] kind, at one in the middle, and at the last.
 fn kills(random: &mut Random, steps: &[Step], parts: &[usize]) -> VecDeque<Vec<Step>> {
     let Some((nth, of)) = part() else {
         let mut kills: VecDeque<Vec<Step>> =
@@ -49,7 +57,7 @@ fn kills(random: &mut Random, steps: &[Step], parts: &[usize]) -> VecDeque<Vec<S
         nth.dedup();
         nth.into_iter().map(|index| vec![alike[index].clone()]).collect::<Vec<_>>()
     };
-    let all = kinds(steps, &[""]).into_values().flat_map(some);
+    let all = kinds(steps, &[""], coarse).into_values().flat_map(some);
     all.enumerate().filter(|(index, _)| index % of + 1 == nth).map(|(_, kill)| kill).collect()
 }
 
