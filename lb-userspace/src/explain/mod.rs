@@ -11,7 +11,6 @@ mod live;
 mod overlay;
 mod overlay_flows;
 mod question;
-mod route;
 mod stored;
 mod target;
 #[cfg(test)]
