@@ -83,6 +83,13 @@ pub const BEGINNINGS: [Outcome; 8] = [
     Outcome::SocketSent,
 ];
 
+/// Outcomes of new connections that were given a backend.
+pub const SELECTIONS: [Outcome; 4] =
+    [Outcome::Selected, Outcome::SelectedByTuple, Outcome::SocketConnected, Outcome::SocketSent];
+
+/// Outcomes of packets and connects that are refused for want of an endpoint.
+pub const NO_ENDPOINT: [Outcome; 2] = [Outcome::RefusedNoEndpoint, Outcome::SocketRefused];
+
 /// Outcomes of a new connection that the service does not take.
 pub const REFUSALS: [Outcome; 9] = [
     Outcome::RefusedNoEndpoint,
@@ -219,12 +226,9 @@ impl Inventory<'_> {
             port_name: name.label,
             affinity_timeout_s: 0,
             rate_limit: None,
-            selected: count(Outcome::Selected)
-                + count(Outcome::SelectedByTuple)
-                + count(Outcome::SocketConnected)
-                + count(Outcome::SocketSent),
+            selected: SELECTIONS.into_iter().map(count).sum(),
             began: self.began(stat_kind::SERVICE, id),
-            refused: count(Outcome::RefusedNoEndpoint) + count(Outcome::SocketRefused),
+            refused: NO_ENDPOINT.into_iter().map(count).sum(),
             retries: count(Outcome::Retried),
             refusals: REFUSALS.into_iter().map(count).sum(),
         }
