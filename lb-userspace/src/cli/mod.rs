@@ -2,6 +2,7 @@
 
 mod audit;
 mod cleanup;
+mod colour;
 mod doctor;
 mod explain;
 mod filter;
@@ -13,6 +14,7 @@ mod monitor;
 mod output;
 mod pace;
 mod plan;
+mod progress;
 mod sort;
 mod status;
 mod sysdump;

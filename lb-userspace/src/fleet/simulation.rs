@@ -1,4 +1,5 @@
-//! Many agents in one process: each has tables in memory, a listener with TLS on an address of its own, and reviews by one API server.
+//! Many agents in one process: each has a listener with TLS on an address of its own, and reviews by one API server. Agents with the same objects
+//! share the tables that these were programmed into.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -106,6 +107,7 @@ struct Fleet {
 async fn start(kinds: &[Kind]) -> Fleet {
     let (api, certificate) = (TestApi::default(), TestCertificate::new(SERVER_NAME));
     let states = [cluster(0..SERVICES, "2"), cluster(0..=SERVICES, "1"), cluster(0..SERVICES, "1")];
+    let states = states.map(|state| programmed(&state));
     let first = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let port = first.local_addr().expect("bound").port();
     let (mut pods, mut tasks, mut silent) = (Vec::new(), Vec::new(), Vec::new());
@@ -123,7 +125,7 @@ async fn start(kinds: &[Kind]) -> Fleet {
             silent.push(listener);
             continue;
         }
-        let view = view(&node, *kind, programmed(state));
+        let view = view(&node, *kind, state.clone());
         let commands = Commands::new("/bin/false".into(), Vec::new(), Vec::new());
         let answers = Answers::new(move || view.clone(), Reviewer::new(api.client()), commands);
         tasks.push(AbortOnDropHandle::new(tokio::spawn(serve(listener, answers, certificate.server()))));
@@ -140,7 +142,9 @@ async fn ask(fleet: &Fleet, limit: Duration) -> FleetReport {
     let token = agents::token(&client, "kube-system", "ballast-fleet").await.expect("a token");
     let name = tokio_rustls::rustls::pki_types::ServerName::try_from(SERVER_NAME).expect("a name");
     let asker = super::client::Asker::new(tls::client(ca.as_bytes()).expect("a CA"), name, &token);
-    Survey { asker, port: fleet.port, concurrency: 64, limit, pause: Duration::from_millis(100) }.report(&agents).await
+    Survey { asker, port: fleet.port, concurrency: 64, limit, pause: Duration::from_millis(100) }
+        .report(&agents, |_| {})
+        .await
 }
 
 /// One listener, and one connection of each end for each question under way.
