@@ -14,6 +14,7 @@ mod monitor;
 mod output;
 mod pace;
 mod plan;
+mod pods;
 mod progress;
 mod sort;
 mod status;

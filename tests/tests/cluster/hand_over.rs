@@ -100,8 +100,8 @@ fn connections_are_given_in_the_middle_of_a_switch_to_other_tables() {
     for to in service.frontends(Protocol::Tcp) {
         for _ in 0..4 {
             let mut stream = Stream::connect(fixture.client.netns(), to).unwrap();
-            stream.ask("first").unwrap();
-            streams.push(stream);
+            let server = stream.ask("first").unwrap().server;
+            streams.push((stream, server));
         }
     }
     first.kill();
@@ -111,15 +111,23 @@ fn connections_are_given_in_the_middle_of_a_switch_to_other_tables() {
     let stepped = agent.launch_stepped(Some("take from flows4#3".parse().unwrap())).unwrap();
     eventually("killed", START, || (!stepped.is_alive()).then_some(()));
     assert!(stepped.end().unwrap(), "killed while it moves connections");
-    // What the command looks for: a chain of a service in each family.
-    let rules =
-        ["ip", "ip6"].map(|family| format!("add table {family} kube-proxy; add chain {family} kube-proxy service-A"));
+    // What the command looks for is a chain of a service in each family. As long as a chain is of type NAT, the kernel translates.
+    let rules = ["ip", "ip6"].map(|family| {
+        format!(
+            "add table {family} kube-proxy; add chain {family} kube-proxy service-A; \
+             add chain {family} kube-proxy nat-output {{ type nat hook output priority -100; }}; \
+             add rule {family} kube-proxy nat-output ct state new jump service-A"
+        )
+    });
     let rules = rules.join("; ");
     let written = fixture.node.netns().run(|| Command::new("nft").arg(rules).status()).unwrap();
     assert!(written.success());
     let given = agent.cli(&["cleanup", "--hand-over"]).unwrap();
     let said = format!("{}{}", String::from_utf8_lossy(&given.stdout), String::from_utf8_lossy(&given.stderr));
     assert!(given.status.success() && said.contains(&format!("gave {} connections", streams.len())), "{said}");
+    for (stream, server) in &mut streams {
+        assert_eq!(&stream.ask("given").unwrap().server, server);
+    }
 }
 
 /// Ends the threads if the test fails.

@@ -56,6 +56,11 @@ impl Converter {
         Ok(Self { blank, steps })
     }
 
+    /// Whether a record of zeroes becomes one of zeroes.
+    pub fn keeps_zeroes(&self) -> bool {
+        self.blank.iter().all(|byte| *byte == 0)
+    }
+
     /// The record in the new layout.
     pub fn convert(&self, old: &[u8]) -> Result<Vec<u8>, Misfit> {
         let mut new = self.blank.clone();

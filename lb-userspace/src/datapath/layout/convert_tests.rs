@@ -26,6 +26,7 @@ fn fields_go_over_by_name_wherever_they_are() {
 fn a_new_field_begins_with_its_own_value() {
     let (old, new) = (record(&[("a", "u8@0")]), record(&[("a", "u8@0"), ("b", "u16@1")]));
     let converter = Converter::new(&old, &new, |field| (field == "b").then_some(0x0102)).unwrap();
+    assert!(!converter.keeps_zeroes());
     assert_eq!(converter.convert(&[7]), Ok(vec![7, 2, 1]));
 }
 

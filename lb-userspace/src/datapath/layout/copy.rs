@@ -16,7 +16,7 @@ use crate::maps::{Condition, Elements, RawTable};
 /// How a table is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// Nobody uses the new table yet: what is in it is written over.
+    /// The new table was just made, and nobody uses it yet.
     First,
     /// Programs write the new table: what is there under a key wins. Not for arrays, whose elements are always there.
     Again,
@@ -63,11 +63,12 @@ pub fn copy(
         return Ok(copied);
     }
     let make = Elementwise::new(map, from, to, &old, tags::are_ours(new_description, map))?;
+    let leaves_zeroes = is_array && make.value.keeps_zeroes();
     let mut refused = None;
     let whole = old.each_part(|part| {
         let mut elements = Elements::default();
         for (key, value) in part.keys.chunks_exact(old.key_size()).zip(part.values.chunks_exact(old.value_size())) {
-            if is_array && index(key) >= new.capacity() {
+            if (is_array && index(key) >= new.capacity()) || (leaves_zeroes && is_zero(value)) {
                 continue;
             }
             match make.element(key, value) {
@@ -164,6 +165,12 @@ fn own_words(map: &str, to: &MapDescription, abi: u32, value: &mut [u8]) {
 
 fn is_planned(map: &str) -> bool {
     matches!(tables::nature(map), Nature::Planned | Nature::Own)
+}
+
+/// Most elements of most arrays are: this is what a copy takes its time for.
+fn is_zero(value: &[u8]) -> bool {
+    let (words, rest) = value.as_chunks();
+    words.iter().all(|word| u64::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0)
 }
 
 fn index(key: &[u8]) -> u32 {
