@@ -76,7 +76,7 @@ pub async fn find(client: &Client, namespace: &str, labels: &str) -> Result<Agen
         Ok(nodes) => agents.without = nodes.into_iter().filter(|node| !agents.addresses.contains_key(node)).collect(),
         Err(error) => {
             agents.problem =
-                Some(format!("nodes without an agent are not shown: {}; it needs `list nodes`", said(&error)))
+                Some(format!("nodes without an agent are not shown: {}; it needs `list nodes`", said(&error)));
         }
     }
     Ok(agents)

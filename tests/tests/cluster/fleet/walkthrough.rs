@@ -65,7 +65,7 @@ fn lines(text: &str) -> Vec<String> {
     text.lines().map(line).map(|line| line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// One service: one backend lives, the other one is ready for the API and hears nothing. Fields in the order in which they must end.
+/// One service: one backend lives, the other one is ready for the API and gets no packet. Fields in the order in which they must end.
 struct Incident {
     _servers: Vec<Vec<Server>>,
     clients: [Pod; 2],
@@ -135,7 +135,7 @@ impl Incident {
 fn first_of_each(text: &str) -> String {
     let mut seen = BTreeSet::new();
     let first = text.lines().filter(|line| seen.insert(lines(line)));
-    first.map(|line| format!("{line}\n")).collect()
+    first.flat_map(|line| [line, "\n"]).collect()
 }
 
 fn text_of(child: Child) -> Result<String> {
