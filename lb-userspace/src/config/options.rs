@@ -188,6 +188,11 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub flow_counters: Option<Switch>,
 
+    /// Measure how long backends take to answer a SYN; set when the programs are loaded, costs nothing when off [default: on]
+    #[arg(long, value_name = "on|off")]
+    #[serde(deserialize_with = "text")]
+    pub connect_times: Option<Switch>,
+
     /// Annotations ballast.dev/NAME that Services may use: NAME everywhere, or NAME=NAMESPACE+NAMESPACE; or all, or none
     /// [default: scheduler,weights,retry,drain-period,drain-max,rate-limit; all with a file as source]
     #[arg(long, value_name = "NAME[=NAMESPACE+…],…")]
