@@ -9,9 +9,10 @@ use lb_common::state::SourcePorts;
 use serde::Serialize;
 
 use super::output::{Format, render};
-use super::{AgentDirs, print};
+use super::{AgentDirs, pods, print};
 use crate::agent::clock;
 use crate::datapath::{self, Attached, Point, maps_dir, name_of, programs_dir};
+use crate::explain::pod::check;
 use crate::explain::{self, Client, Destination, Explanation, Live, Question, Seat, Seen, Stored, Target};
 use crate::model::Monotonic;
 use crate::observe::report_socket;
@@ -25,13 +26,16 @@ const ANY_PORT: u16 = 40_000;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Source of the packet; without a port, any
-    #[arg(value_name = "ADDRESS[:PORT]")]
-    source: Client,
+    /// Source of the packet: an address, or a pod, whose address the Kubernetes API knows; without a port, any
+    #[arg(value_name = "ADDRESS[:PORT]|pod/NAMESPACE/NAME[:PORT]", value_parser = check::<Client>)]
+    source: String,
 
-    /// Destination: an address, or a service by its name in the tables. TCP, unless it says otherwise
-    #[arg(value_name = "ADDRESS:PORT[/PROTOCOL]|svc/NAMESPACE/NAME[:PORT][/PROTOCOL]")]
-    destination: Destination,
+    /// Destination: an address, a pod, or a service by its name in the tables. TCP, unless it says otherwise
+    #[arg(
+        value_name = "ADDRESS:PORT[/PROTOCOL]|svc/NAMESPACE/NAME[:PORT][/PROTOCOL]|pod/NAMESPACE/NAME:PORT[/PROTOCOL]",
+        value_parser = check::<Destination>
+    )]
+    destination: String,
 
     /// The program that meets the packet first [default: by the route to the source]
     #[arg(long, value_enum)]
@@ -84,18 +88,36 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
     })
 }
 
+/// Source and destination, with an address for each pod.
+fn ends(arguments: &Arguments) -> anyhow::Result<(Client, Destination)> {
+    let given = [arguments.source.clone(), arguments.destination.clone()];
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let found = runtime.block_on(pods::with_addresses(&given, async || Ok(kube::Client::try_default().await?)))?;
+    let parsed = (found[0].parse(), found[1].parse());
+    Ok((parsed.0.map_err(anyhow::Error::msg)?, parsed.1.map_err(anyhow::Error::msg)?))
+}
+
 fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
+    let (client, destination) = &ends(arguments)?;
     let (dir, programs) = (maps_dir(&arguments.dirs.bpffs), programs_dir(&arguments.dirs.bpffs));
     let now = clock::monotonic();
     let attached = datapath::read_attached(&arguments.dirs.bpffs).ok();
     let sockets = attached.as_ref().is_some_and(|attached| !attached.sockets.is_empty());
-    let (config, explanation) = match arguments.source.address.to_canonical() {
+    let (config, explanation) = match client.address.to_canonical() {
         IpAddr::V4(source) => {
             let live = Live::open(&dir, &programs)?;
             let to = |address| if let IpAddr::V4(address) = address { Some(address.octets()) } else { None };
             (
                 live.config(),
-                of_family(arguments, &live, source.octets(), to, live.settings(nanos(now), ports()), sockets)?,
+                of_family(
+                    arguments,
+                    (client, destination),
+                    &live,
+                    source.octets(),
+                    to,
+                    live.settings(nanos(now), ports()),
+                    sockets,
+                )?,
             )
         }
         IpAddr::V6(source) => {
@@ -103,7 +125,15 @@ fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
             let to = |address| if let IpAddr::V6(address) = address { Some(address.octets()) } else { None };
             (
                 live.config(),
-                of_family(arguments, &live, source.octets(), to, live.settings(nanos(now), ports()), sockets)?,
+                of_family(
+                    arguments,
+                    (client, destination),
+                    &live,
+                    source.octets(),
+                    to,
+                    live.settings(nanos(now), ports()),
+                    sockets,
+                )?,
             )
         }
     };
@@ -141,14 +171,15 @@ fn xdp(attached: Option<&Attached>, seat: &Seat) -> Option<String> {
 /// Explains the packet within its address family.
 fn of_family<const N: usize, S: Stored<N>>(
     arguments: &Arguments,
+    (client, destination): (&Client, &Destination),
     stored: &S,
     src: [u8; N],
     to: impl Fn(IpAddr) -> Option<[u8; N]>,
     settings: explain::Settings,
     sockets: bool,
 ) -> anyhow::Result<Explanation> {
-    let protocol = arguments.destination.protocol;
-    let (dst, dst_port, protocol) = match &arguments.destination.target {
+    let protocol = destination.protocol;
+    let (dst, dst_port, protocol) = match &destination.target {
         Target::Address(address) => {
             let dst = to(address.ip().to_canonical());
             let dst = dst.ok_or_else(|| anyhow::anyhow!("source and destination are of different address families"))?;
@@ -158,7 +189,7 @@ fn of_family<const N: usize, S: Stored<N>>(
             explain::resolve(stored, (namespace, name, port.as_deref()), protocol)?
         }
     };
-    let Client { address, port } = arguments.source;
+    let Client { address, port } = *client;
     let key = FlowKey { src, dst, src_port: port.unwrap_or(ANY_PORT), dst_port, protocol, pad: [0; 3] };
     let found = explain::seat(stored, &src, address, sockets);
     let seat = match arguments.hook {

@@ -13,7 +13,7 @@ use kube::{Client, Config};
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::output::{Format, render};
-use super::print;
+use super::{pods, print};
 use crate::fleet::agents::{self, Agents};
 use crate::fleet::answer::CommandOutput;
 use crate::fleet::client::{ANSWER_BYTES_MAX, Asker, SYSDUMP_BYTES_MAX};
@@ -168,7 +168,11 @@ async fn ask(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             show(status, &survey.report(&agents).await)
         }
         Question::Get(node) => command(Reading::Get, access, node, &agents, &asker).await,
-        Question::Explain(node) => command(Reading::Explain, access, node, &agents, &asker).await,
+        Question::Explain(NodeArguments { node, arguments }) => {
+            let arguments = pods::with_addresses(arguments, async || Ok(client.clone())).await?;
+            let question = NodeArguments { node: node.clone(), arguments };
+            command(Reading::Explain, access, &question, &agents, &asker).await
+        }
         Question::Sysdump(node) => sysdump(access, node, &agents, &asker).await,
     }
 }
@@ -291,6 +295,7 @@ mod tests {
             "status --context prod --agent-namespace ballast",
             "get n1 services -A -o wide",
             "explain n1 10.0.0.1 svc/demo/web",
+            "explain n1 pod/demo/client pod/demo/web-0:80 -o json",
             "sysdump n1 -",
         ] {
             assert!(Plugin::try_parse_from([PLUGIN].into_iter().chain(good.split(' '))).is_ok(), "{good}");

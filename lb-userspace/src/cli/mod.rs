@@ -13,6 +13,7 @@ mod monitor;
 mod output;
 mod pace;
 mod plan;
+mod pods;
 mod sort;
 mod status;
 mod sysdump;

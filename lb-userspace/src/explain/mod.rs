@@ -10,6 +10,7 @@ mod explanation;
 mod live;
 mod overlay;
 mod overlay_flows;
+pub mod pod;
 mod question;
 mod route;
 mod stored;

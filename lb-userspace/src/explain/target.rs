@@ -8,9 +8,6 @@ use lb_common::abi::{SCTP, TCP, UDP, frontend_kind};
 use super::stored::Stored;
 use crate::maps::from_chars;
 
-/// Why names of pods are refused.
-const PODS: &str = "the node's tables hold no names of pods: give the pod's address (`kubectl get pod -o wide`)";
-
 /// Who sends the packet: an address, with a port or without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
@@ -22,14 +19,11 @@ impl FromStr for Client {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.starts_with("pod/") {
-            return Err(PODS.to_owned());
-        }
         let exact = text.parse::<SocketAddr>().map(|place| Self { address: place.ip(), port: Some(place.port()) });
         let address = || text.trim_matches(['[', ']']).parse().map(|address| Self { address, port: None });
-        exact
-            .or_else(|_| address())
-            .map_err(|_| "expected an address as 10.1.0.2, 10.1.0.2:40000 or [fd00::1]:40000".into())
+        exact.or_else(|_| address()).map_err(|_| {
+            "expected an address as 10.1.0.2, 10.1.0.2:40000 or [fd00::1]:40000, or pod/NAMESPACE/NAME[:PORT]".into()
+        })
     }
 }
 
@@ -52,9 +46,6 @@ impl FromStr for Destination {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.starts_with("pod/") {
-            return Err(format!("{PODS}, with a port"));
-        }
         if let Some(rest) = text.strip_prefix("svc/") {
             return service(rest);
         }
@@ -63,7 +54,9 @@ impl FromStr for Destination {
             None => (text, None),
         };
         let place = place.parse().map_err(
-            |_| "expected an address with a port as 10.96.0.10:80, [fd00::1]:53/udp, or svc/NAMESPACE/NAME[:PORT]",
+            |_| {
+                "expected an address with a port as 10.96.0.10:80, [fd00::1]:53/udp, svc/NAMESPACE/NAME[:PORT], or pod/NAMESPACE/NAME:PORT"
+            },
         )?;
         Ok(Self { target: Target::Address(place), protocol })
     }

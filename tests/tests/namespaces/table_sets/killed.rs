@@ -27,12 +27,24 @@ fn one(random: &mut Random, all: &[Step], begins: &[&str]) -> Option<Step> {
     Some((*random.of(alike)).clone())
 }
 
-/// What a step does, without the map or program that it does it to: maps are made, pinned and filled all alike, and programs are loaded all alike.
+/// What a step does, without the map, file or program that it does it to: maps are made, pinned, filled and removed all alike, and programs are
+/// loaded and attached all alike. The maps of both families are alike.
 fn coarse(what: &str) -> &str {
-    ["make map", "pin map", "pin link", "update many", "load"]
-        .into_iter()
-        .find(|begin| what.starts_with(begin))
-        .unwrap_or(what)
+    [
+        "make map",
+        "pin map",
+        "pin link",
+        "update many",
+        "load",
+        "attach by type",
+        "replace program of",
+        "remove",
+        "create",
+        "netlink",
+    ]
+    .into_iter()
+    .find(|begin| what.starts_with(begin))
+    .unwrap_or_else(|| what.trim_end_matches(['4', '6']))
 }
 
 fn kinds<'a>(all: &'a [Step], begins: &[&str], kind: fn(&str) -> &str) -> BTreeMap<String, Vec<&'a Step>> {
@@ -57,7 +69,9 @@ fn kills(random: &mut Random, steps: &[Step], parts: &[usize]) -> VecDeque<Vec<S
         nth.dedup();
         nth.into_iter().map(|index| vec![alike[index].clone()]).collect::<Vec<_>>()
     };
-    let all = kinds(steps, &[""], coarse).into_values().flat_map(some);
+    let kinds = kinds(steps, &[""], coarse);
+    println!("{} kinds of {} steps: {:?}", kinds.len(), steps.len(), kinds.keys());
+    let all = kinds.into_values().flat_map(some);
     all.enumerate().filter(|(index, _)| index % of + 1 == nth).map(|(_, kill)| kill).collect()
 }
 
