@@ -1,4 +1,4 @@
-//! Connect times ([`crate::connect_times`]): when a backend was asked stands in the reply entry of the handshake, so that each backend that is tried
+//! Connect times ([`crate::connect_times`]): the time of a SYN is noted in the reply entry of the handshake, so that each backend that is tried
 //! has a time of its own. SYNs that are sent again to the same backend do not change it.
 
 use super::tables::Tables;
