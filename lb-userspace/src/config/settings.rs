@@ -15,6 +15,7 @@ use crate::model::{AllowedAnnotations, Mode, Scheduler, SlotShares};
 
 /// What the agent runs with: every option has a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Settings {
     pub source: Source,
     pub kubeconfig: Option<PathBuf>,

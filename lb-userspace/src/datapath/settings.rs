@@ -10,6 +10,7 @@ pub use crate::config::{FastPath, Interfaces, MapSizes, PortRange, SocketLb, TcA
 
 /// Everything that [`super::Datapath::open`] needs to know.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Settings {
     /// Mount point of the bpf file system; maps and links are pinned in `<bpffs>/ballast/`.
     pub bpffs: PathBuf,

@@ -64,6 +64,7 @@ pub struct Contents {
 
 /// Which of the large tables are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a table of its own")]
 pub struct Wanted {
     pub flows: WantedFlows,
     pub health: bool,
