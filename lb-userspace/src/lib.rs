@@ -16,6 +16,7 @@ pub mod model;
 pub mod netfilter;
 pub mod netlink;
 pub mod observe;
+pub mod pause;
 pub mod plan;
 pub mod sockets;
 pub mod source;

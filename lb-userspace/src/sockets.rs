@@ -10,7 +10,6 @@ mod entries;
 mod holders;
 mod kernel;
 pub mod namespaces;
-mod netlink;
 
 pub use destroyer::{Destroyed, Destroyer, Reach, Totals};
 pub use diag::DiagError;

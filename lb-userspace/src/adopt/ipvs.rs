@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::{AdoptError, Adopter, Room};
 use crate::conntrack::{Entry, Family, NewEntry, status};
+use crate::pause::pause;
 
 /// The kernel has this file while IPVS is loaded.
 const CONNECTIONS: &str = "/proc/thread-self/net/ip_vs_conn";
@@ -109,11 +110,6 @@ fn with_nat(entry: &Entry) -> NewEntry {
         source: (source != entry.original.src).then_some(source),
         timeout: entry.timeout.max(LEAST_TIMEOUT),
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a thread of its own")]
-fn pause(time: Duration) {
-    std::thread::sleep(time);
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use nix::{net::if_::InterfaceFlags, sys::socket::SockaddrStorage};
 use tokio::time::timeout;
 
 use crate::config::Settings;
-use crate::datapath::route_netlink::link_mtus;
 use crate::model::{Family, Protocol};
+use crate::netlink::route::link_mtus;
 use crate::plan::{Marks, NodeFacts};
 
 /// The kubelet's own port: through it the API server reaches into pods.

@@ -1,5 +1,5 @@
-//! What a change would do, asked by the command line. It is planned beside the loop, from the loop's own snapshot; the loop compares it with the tables
-//! a part at a time.
+//! Answers the command line's question what a change would do. Each change is planned beside the loop, from the loop's own snapshot. The loop
+//! compares the plan with the tables, a part at a time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const REQUESTS: usize = 4;
 /// So many service ports are compared with the tables at once: other work has its turn between.
 const PORTS_AT_ONCE: usize = 128;
 
-/// What the loop is asked for.
+/// A request to the loop.
 #[derive(Debug)]
 pub(super) enum Request {
     /// What is served; `None`: nothing is known yet.
@@ -42,7 +42,7 @@ pub(super) struct Compared {
     pub no_room: Vec<Refusal>,
 }
 
-/// A way to have changes planned.
+/// Plans changes for the command line, with the loop's snapshot and tables.
 #[derive(Clone, Debug)]
 pub(super) struct Previews {
     requests: mpsc::Sender<Request>,
@@ -61,7 +61,7 @@ struct Planned {
 }
 
 impl Previews {
-    /// Requests and where the loop receives them.
+    /// The planner of changes, and the receiver of its requests, which the loop reads.
     pub fn new(settings: &Settings) -> (Self, mpsc::Receiver<Request>) {
         let (requests, asked) = mpsc::channel(REQUESTS);
         let (allowed, is_api) = (settings.allowed_annotations.clone(), settings.source == Origin::Kube);

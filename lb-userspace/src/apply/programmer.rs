@@ -133,7 +133,7 @@ impl<S: Store> Programmer<S> {
         let later = programmed.deadlines.range((self.last_run.to_tenths(), BackendId { family: Family::V4, id: 0 })..);
         let next = later.map(deadline).find(|at| *at > self.last_run);
         let drained = programmed.drains.idle().filter_map(|id| self.drained_at(*id)).min();
-        let release = programmed.resting.first().map(|(until, _)| *until);
+        let release = programmed.unused_ranges.first().map(|(until, _)| *until);
         let timed = [first, next, drained, release, self.reclaim_at].into_iter().flatten().map(due);
         timed.chain(self.pending.retry_at()).min()
     }

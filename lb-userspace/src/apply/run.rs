@@ -193,7 +193,7 @@ impl<S: Store> Programmer<S> {
     fn sweep(&mut self, run: &mut Run) {
         let programmed = &self.writer.programmed;
         self.pending.retain(|subject| match subject {
-            Subject::Release(Released::Slots(base)) => programmed.is_at_rest(*base),
+            Subject::Release(Released::Slots(base)) => programmed.is_unused(*base),
             Subject::Release(Released::Backend(id)) => programmed.gone.contains(id),
             Subject::Release(Released::Service(id)) => programmed.empty.contains(id),
             Subject::Service(_) | Subject::Vip(_) | Subject::Note => true,

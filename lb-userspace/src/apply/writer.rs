@@ -69,7 +69,7 @@ pub(super) struct Change {
 pub(super) struct Writer<S> {
     pub store: S,
     pub programmed: ProgrammedState,
-    /// How long slots rest that no frontend leads to any more.
+    /// How long slots that no frontend leads to are not written again.
     pub grace: Duration,
 }
 

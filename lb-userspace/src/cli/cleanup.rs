@@ -12,7 +12,7 @@ use crate::conntrack::Family;
 use crate::datapath::{self, doctor::kube_proxy_runs};
 use crate::hand_over::{families, hand_over};
 use crate::maps::Pinned;
-use crate::netfilter::{self, Done, LeftoverOutcome, Leftovers};
+use crate::netfilter::{Done, LeftoverOutcome, Leftovers};
 
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
@@ -60,10 +60,7 @@ fn of_ballast(arguments: &Arguments) -> anyhow::Result<()> {
 fn give(maps: &Path) -> anyhow::Result<()> {
     let mut maps = Pinned::open(maps)?;
     let rules = Leftovers::find()?;
-    let is_missing = |family: &Family| match family {
-        Family::V4 => !rules.serves(netfilter::Family::Ip),
-        Family::V6 => !rules.serves(netfilter::Family::Ip6),
-    };
+    let is_missing = |family: &Family| !rules.serves(*family);
     if rules.modes().is_empty() || families(&maps)?.iter().any(is_missing) {
         bail!(
             "kube-proxy has no rules on this node for each family that connections are of, and nobody would translate them; start kube-proxy, and repeat this"

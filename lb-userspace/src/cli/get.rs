@@ -18,6 +18,7 @@ use crate::observe::inventory::{ConnectionView, Inventory, Items, ServiceView};
 use crate::observe::rates::{self, Reading, ServiceRates};
 use crate::observe::table::{or_dash, place};
 use crate::observe::text;
+use crate::pause::pause;
 
 /// Between the two readings of `--rate`.
 const BETWEEN_READINGS: Duration = Duration::from_secs(1);
@@ -93,7 +94,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if arguments.rate {
         lists.earlier = Some(lists.reading()?.0);
-        pace::pause(BETWEEN_READINGS);
+        pause(BETWEEN_READINGS);
     }
     print(&lists.next()?)
 }
@@ -122,7 +123,7 @@ impl Lists<'_> {
                 }
                 Err(error) => complain(super::sentence(&error)),
             }
-            pace::pause(self.arguments.interval);
+            pause(self.arguments.interval);
         }
     }
 

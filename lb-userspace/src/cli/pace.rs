@@ -14,14 +14,6 @@ pub(super) fn interval(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected a duration from 100ms to 1h, as 2s or 500ms".to_owned())
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a command of one thread: it has nothing to do meanwhile, and a signal ends it"
-)]
-pub(super) fn pause(time: Duration) {
-    std::thread::sleep(time);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,15 +1,19 @@
-//! Messages of ctnetlink (`linux/netfilter/nfnetlink_conntrack.h`) as bytes.
+//! Messages of ctnetlink (`linux/netfilter/nfnetlink_conntrack.h`).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use lb_common::abi::{SCTP, TCP, UDP};
 
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+
 use super::{Entry, Family, NewEntry, Tuple};
-use crate::netlink::{Nest, Request, big16, big32, find, flag};
+use crate::netlink::{Attributes, Message, big16, big32, find};
 
 /// What [`list`] is for.
 pub(super) const LIST: &str = "listing connections";
+/// Flags of [`insert`].
+pub(super) const INSERT: u16 = NLM_F_CREATE | NLM_F_EXCL;
 
 const SUBSYSTEM: u16 = 1 << 8;
 const NEW: u16 = SUBSYSTEM;
@@ -83,80 +87,83 @@ pub mod tcp_state {
 }
 
 /// Asks for all connections of a family with all of these bits of the status.
-pub fn list(family: Family, status: u32) -> Vec<u8> {
-    let request = Request::nfnetlink(GET, flag::DUMP, family.number());
-    if status == 0 {
-        return request.bytes();
-    }
+pub fn list(family: Family, status: u32) -> Message {
     let bits = status.to_be_bytes();
-    request.with(attribute::STATUS, &bits).with(attribute::STATUS_MASK, &bits).bytes()
+    let attributes = if status == 0 {
+        Attributes::default()
+    } else {
+        Attributes::default().with(attribute::STATUS, &bits).with(attribute::STATUS_MASK, &bits)
+    };
+    Message::nfnetlink(GET, family.number(), attributes)
 }
 
 /// Asks for the connection with this tuple of one of its directions.
-pub fn get(tuple: &Tuple) -> Vec<u8> {
-    let request = Request::nfnetlink(GET, flag::ACK, tuple.family().number());
-    request.nest(attribute::TUPLE_ORIGINAL, &tuple_attributes(tuple)).bytes()
+pub fn get(tuple: &Tuple) -> Message {
+    of_tuple(GET, tuple)
 }
 
 /// Removes the connection with this tuple of one of its directions.
-pub fn delete(tuple: &Tuple) -> Vec<u8> {
-    let request = Request::nfnetlink(DELETE, flag::ACK, tuple.family().number());
-    request.nest(attribute::TUPLE_ORIGINAL, &tuple_attributes(tuple)).bytes()
+pub fn delete(tuple: &Tuple) -> Message {
+    of_tuple(DELETE, tuple)
+}
+
+fn of_tuple(kind: u16, tuple: &Tuple) -> Message {
+    let attributes = Attributes::default().nest(attribute::TUPLE_ORIGINAL, &tuple_attributes(tuple));
+    Message::nfnetlink(kind, tuple.family().number(), attributes)
 }
 
 /// Makes an established connection.
 ///
 /// The kernel sets the bits of NAT in the status only where a NAT attribute changes the reply tuple: that one is the untranslated one here.
-pub fn insert(entry: &NewEntry) -> Vec<u8> {
+pub fn insert(entry: &NewEntry) -> Message {
     let NewEntry { original, backend, source, timeout } = entry;
-    let request = Request::nfnetlink(NEW, flag::ACK | flag::CREATE | flag::EXCLUSIVE, original.family().number());
     let status = status::CONFIRMED | status::SEEN_REPLY | status::ASSURED;
     let seconds = u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX);
-    let mut request = request
+    let mut attributes = Attributes::default()
         .nest(attribute::TUPLE_ORIGINAL, &tuple_attributes(original))
         .nest(attribute::TUPLE_REPLY, &tuple_attributes(&original.reversed()))
         .with(attribute::STATUS, &status.to_be_bytes())
         .with(attribute::TIMEOUT, &seconds.to_be_bytes())
         .nest(attribute::NAT_DESTINATION, &nat_attributes(*backend));
     if let Some(source) = source {
-        request = request.nest(attribute::NAT_SOURCE, &nat_attributes(*source));
+        attributes = attributes.nest(attribute::NAT_SOURCE, &nat_attributes(*source));
     }
     let info = match original.protocol {
         TCP => {
             let liberal = [info::LIBERAL; 2];
-            let tcp = Nest::default().with(info::STATE, &[tcp_state::ESTABLISHED]);
+            let tcp = Attributes::default().with(info::STATE, &[tcp_state::ESTABLISHED]);
             let tcp = info::FLAGS.into_iter().fold(tcp, |tcp, flags| tcp.with(flags, &liberal));
-            Some(Nest::default().nest(info::TCP, &tcp))
+            Some(Attributes::default().nest(info::TCP, &tcp))
         }
         SCTP => {
-            let sctp = Nest::default().with(info::STATE, &[info::SCTP_ESTABLISHED]);
+            let sctp = Attributes::default().with(info::STATE, &[info::SCTP_ESTABLISHED]);
             // Without verification tags the kernel takes the association for one that it has not seen begin.
             let sctp = sctp.with(2, &[0; 4]).with(3, &[0; 4]);
-            Some(Nest::default().nest(info::SCTP, &sctp))
+            Some(Attributes::default().nest(info::SCTP, &sctp))
         }
         _ => None,
     };
     if let Some(info) = info {
-        request = request.nest(attribute::PROTOCOL_INFO, &info);
+        attributes = attributes.nest(attribute::PROTOCOL_INFO, &info);
     }
-    request.bytes()
+    Message::nfnetlink(NEW, original.family().number(), attributes)
 }
 
-fn tuple_attributes(of: &Tuple) -> Nest {
+fn tuple_attributes(of: &Tuple) -> Attributes {
     let [src, dst] = [of.src.ip(), of.dst.ip()].map(address_bytes);
     let v6 = usize::from(of.src.is_ipv6());
-    let addresses = Nest::default().with(tuple::SRC[v6], &src).with(tuple::DST[v6], &dst);
-    let protocol = Nest::default()
+    let addresses = Attributes::default().with(tuple::SRC[v6], &src).with(tuple::DST[v6], &dst);
+    let protocol = Attributes::default()
         .with(tuple::NUMBER, &[of.protocol])
         .with(tuple::SRC_PORT, &of.src.port().to_be_bytes())
         .with(tuple::DST_PORT, &of.dst.port().to_be_bytes());
-    Nest::default().nest(tuple::ADDRESSES, &addresses).nest(tuple::PROTOCOL, &protocol)
+    Attributes::default().nest(tuple::ADDRESSES, &addresses).nest(tuple::PROTOCOL, &protocol)
 }
 
-fn nat_attributes(to: SocketAddr) -> Nest {
+fn nat_attributes(to: SocketAddr) -> Attributes {
     let (address, port, v6) = (address_bytes(to.ip()), to.port().to_be_bytes(), usize::from(to.is_ipv6()));
-    let ports = Nest::default().with(nat::FIRST_PORT, &port).with(nat::LAST_PORT, &port);
-    Nest::default().with(nat::FIRST[v6], &address).with(nat::LAST[v6], &address).nest(nat::PORTS, &ports)
+    let ports = Attributes::default().with(nat::FIRST_PORT, &port).with(nat::LAST_PORT, &port);
+    Attributes::default().with(nat::FIRST[v6], &address).with(nat::LAST[v6], &address).nest(nat::PORTS, &ports)
 }
 
 fn address_bytes(address: IpAddr) -> Vec<u8> {
@@ -166,27 +173,28 @@ fn address_bytes(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// The connection in a message of this kind. `None`: it is of another protocol or zone, or no connection at all.
-pub fn entry(kind: u16, attributes: &[u8]) -> Option<Entry> {
-    if kind != NEW || find(attributes, attribute::ZONE).and_then(big16).is_some_and(|zone| zone != 0) {
+/// The connection in a message. `None`: it is of another protocol or zone, or no connection at all.
+pub fn entry(message: &Message) -> Option<Entry> {
+    let attributes = &message.attributes;
+    if message.kind != NEW || big16(attributes, attribute::ZONE).is_some_and(|zone| zone != 0) {
         return None;
     }
     let state = find(attributes, attribute::PROTOCOL_INFO).and_then(|info| {
         let of_protocol = find(info, info::TCP).or_else(|| find(info, info::SCTP))?;
         find(of_protocol, info::STATE)?.first().copied()
     });
-    let timeout = find(attributes, attribute::TIMEOUT).and_then(big32).unwrap_or(0);
+    let timeout = big32(attributes, attribute::TIMEOUT).unwrap_or(0);
     Some(Entry {
         original: read_tuple(find(attributes, attribute::TUPLE_ORIGINAL)?)?,
         reply: read_tuple(find(attributes, attribute::TUPLE_REPLY)?)?,
-        status: find(attributes, attribute::STATUS).and_then(big32)?,
+        status: big32(attributes, attribute::STATUS)?,
         state,
         timeout: Duration::from_secs(timeout.into()),
     })
 }
 
 fn read_tuple(bytes: &[u8]) -> Option<Tuple> {
-    if find(bytes, tuple::ZONE).and_then(big16).is_some_and(|zone| zone != 0) {
+    if big16(bytes, tuple::ZONE).is_some_and(|zone| zone != 0) {
         return None;
     }
     let (addresses, of_protocol) = (find(bytes, tuple::ADDRESSES)?, find(bytes, tuple::PROTOCOL)?);
@@ -199,7 +207,7 @@ fn read_tuple(bytes: &[u8]) -> Option<Tuple> {
             Some(bytes) => IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?)),
             None => IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(find(addresses, kinds[1])?).ok()?)),
         };
-        Some(SocketAddr::new(address, find(of_protocol, port).and_then(big16)?))
+        Some(SocketAddr::new(address, big16(of_protocol, port)?))
     };
     Some(Tuple { src: end(tuple::SRC, tuple::SRC_PORT)?, dst: end(tuple::DST, tuple::DST_PORT)?, protocol })
 }
@@ -207,30 +215,22 @@ fn read_tuple(bytes: &[u8]) -> Option<Tuple> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::{Answer, read};
 
     fn tuple(src: &str, dst: &str, protocol: u8) -> Tuple {
         Tuple { src: src.parse().expect("an address"), dst: dst.parse().expect("an address"), protocol }
     }
 
-    fn attributes(message: &[u8]) -> (u16, u8, Vec<u8>) {
-        match read(message)[..] {
-            [Answer::Message { kind, family, attributes }] => (kind, family, attributes.to_vec()),
-            ref other => panic!("{other:?}"),
-        }
-    }
-
     /// A connection as the kernel lists it.
-    fn listed(entry: &Entry, zone: u16) -> Vec<u8> {
-        let state = Nest::default().with(info::STATE, &[entry.state.unwrap_or(0)]);
-        Request::nfnetlink(NEW, 0, entry.original.family().number())
+    fn listed(entry: &Entry, zone: u16) -> Message {
+        let state = Attributes::default().with(info::STATE, &[entry.state.unwrap_or(0)]);
+        let attributes = Attributes::default()
             .nest(attribute::TUPLE_ORIGINAL, &tuple_attributes(&entry.original))
             .nest(attribute::TUPLE_REPLY, &tuple_attributes(&entry.reply))
             .with(attribute::STATUS, &entry.status.to_be_bytes())
-            .nest(attribute::PROTOCOL_INFO, &Nest::default().nest(info::TCP, &state))
+            .nest(attribute::PROTOCOL_INFO, &Attributes::default().nest(info::TCP, &state))
             .with(attribute::TIMEOUT, &90_u32.to_be_bytes())
-            .with(attribute::ZONE, &zone.to_be_bytes())
-            .bytes()
+            .with(attribute::ZONE, &zone.to_be_bytes());
+        Message::nfnetlink(NEW, entry.original.family().number(), attributes)
     }
 
     fn sample() -> Entry {
@@ -245,24 +245,23 @@ mod tests {
 
     #[test]
     fn a_connection_is_read_as_the_kernel_writes_it() {
-        let (kind, _, bytes) = attributes(&listed(&sample(), 0));
-        assert_eq!(entry(kind, &bytes), Some(sample()));
+        let message = listed(&sample(), 0);
+        assert_eq!(entry(&message), Some(sample()));
         assert!(sample().is_translated());
         // What follows the status may be missing: state, timeout, zone.
         let optional = 16 + 8 + 8;
-        for length in 0..bytes.len() - optional {
-            assert_eq!(entry(kind, &bytes[..length]), None, "cut at {length}");
+        for length in 0..message.attributes.len() - optional {
+            let cut = Message::nfnetlink(NEW, 10, message.attributes[..length].into());
+            assert_eq!(entry(&cut), None, "cut at {length}");
         }
     }
 
     #[test]
     fn other_zones_and_other_protocols_are_left_out() {
-        let (kind, _, bytes) = attributes(&listed(&sample(), 7));
-        assert_eq!(entry(kind, &bytes), None);
+        assert_eq!(entry(&listed(&sample(), 7)), None);
         let icmp = Entry { original: tuple("10.0.0.1:0", "10.0.0.2:8", 1), ..sample() };
-        let (kind, _, bytes) = attributes(&listed(&icmp, 0));
-        assert_eq!(entry(kind, &bytes), None);
-        assert_eq!(entry(DELETE, &bytes), None);
+        assert_eq!(entry(&listed(&icmp, 0)), None);
+        assert_eq!(entry(&Message { kind: DELETE, ..listed(&sample(), 0) }), None);
     }
 
     #[test]
@@ -274,22 +273,23 @@ mod tests {
             source: Some("10.0.0.1:61000".parse().expect("an address")),
             timeout: Duration::from_hours(1),
         };
-        let (kind, family, bytes) = attributes(&insert(&entry));
-        assert_eq!((kind, family), (NEW, 2));
-        let of = |kind| find(&bytes, kind).and_then(read_tuple);
+        let message = insert(&entry);
+        assert_eq!((message.kind, message.family()), (NEW, 2));
+        let of = |kind| find(&message.attributes, kind).and_then(read_tuple);
         assert_eq!(of(attribute::TUPLE_ORIGINAL), Some(original));
         assert_eq!(of(attribute::TUPLE_REPLY), Some(original.reversed()), "the NAT attributes change it");
-        assert_eq!(find(&bytes, attribute::TIMEOUT).and_then(big32), Some(3600));
+        assert_eq!(big32(&message.attributes, attribute::TIMEOUT), Some(3600));
         for (kind, address, port) in
             [(attribute::NAT_DESTINATION, [10, 0, 1, 9], 8080), (attribute::NAT_SOURCE, [10, 0, 0, 1], 61000)]
         {
-            let nat = find(&bytes, kind).expect("NAT");
+            let nat = find(&message.attributes, kind).expect("NAT");
             assert_eq!((find(nat, nat::FIRST[0]), find(nat, nat::LAST[0])), (Some(&address[..]), Some(&address[..])));
             let ports = find(nat, nat::PORTS).expect("ports");
-            assert_eq!(find(ports, nat::FIRST_PORT).and_then(big16), Some(port));
-            assert_eq!(find(ports, nat::LAST_PORT).and_then(big16), Some(port));
+            assert_eq!(big16(ports, nat::FIRST_PORT), Some(port));
+            assert_eq!(big16(ports, nat::LAST_PORT), Some(port));
         }
-        let tcp = find(&bytes, attribute::PROTOCOL_INFO).and_then(|info| find(info, info::TCP)).expect("TCP");
+        let info = find(&message.attributes, attribute::PROTOCOL_INFO).expect("what TCP has of its own");
+        let tcp = find(info, info::TCP).expect("TCP");
         assert_eq!(find(tcp, info::STATE), Some(&[tcp_state::ESTABLISHED][..]));
         assert!(info::FLAGS.into_iter().all(|flags| find(tcp, flags) == Some(&[8, 8])));
     }
@@ -297,18 +297,18 @@ mod tests {
     #[test]
     fn a_connection_is_removed_by_its_tuple() {
         let udp = tuple("[fd00::7]:5353", "[fd00::9]:53", UDP);
-        let (kind, family, bytes) = attributes(&delete(&udp));
-        assert_eq!((kind, family), (DELETE, 10));
-        assert_eq!(find(&bytes, attribute::TUPLE_ORIGINAL).and_then(read_tuple), Some(udp));
-        assert_eq!(attributes(&get(&udp)).0, GET);
+        let message = delete(&udp);
+        assert_eq!((message.kind, message.family()), (DELETE, 10));
+        assert_eq!(find(&message.attributes, attribute::TUPLE_ORIGINAL).and_then(read_tuple), Some(udp));
+        assert_eq!(get(&udp), Message { kind: GET, ..message });
     }
 
     #[test]
     fn only_what_is_asked_for_is_listed() {
-        let (kind, _, bytes) = attributes(&list(Family::V4, status::DST_NAT));
-        assert_eq!(kind, GET);
-        assert_eq!(find(&bytes, attribute::STATUS).and_then(big32), Some(status::DST_NAT));
-        assert_eq!(find(&bytes, attribute::STATUS_MASK).and_then(big32), Some(status::DST_NAT));
-        assert!(attributes(&list(Family::V6, 0)).2.is_empty());
+        let message = list(Family::V4, status::DST_NAT);
+        assert_eq!(message.kind, GET);
+        assert_eq!(big32(&message.attributes, attribute::STATUS), Some(status::DST_NAT));
+        assert_eq!(big32(&message.attributes, attribute::STATUS_MASK), Some(status::DST_NAT));
+        assert!(list(Family::V6, 0).attributes.is_empty());
     }
 }

@@ -6,13 +6,14 @@ mod message;
 pub mod nat_hooks;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_common::abi::{SCTP, TCP};
 
-use crate::netlink::Socket;
+use crate::netlink::{Socket, unless};
 
+pub use crate::netlink::Family;
 pub use message::{status, tcp_state};
 
 /// SCTP: the association has never been, or is over (`SCTP_CONNTRACK_CLOSED`).
@@ -33,29 +34,6 @@ impl ConntrackError {
             // nfnetlink knows no such subsystem.
             Some(libc::EINVAL | libc::EOPNOTSUPP) if action == message::LIST => Self::Missing,
             _ => Self::Failed { action, source },
-        }
-    }
-}
-
-/// An address family of connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
-
-    pub fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-
-    /// As one byte of a message has it.
-    pub(crate) fn number(self) -> u8 {
-        match self {
-            Self::V4 => 2,
-            Self::V6 => 10,
         }
     }
 }
@@ -141,56 +119,41 @@ impl Conntrack {
     ///
     /// A connection that began or ended meanwhile may be missing, and the list may name a connection twice.
     pub fn list(&mut self, family: Family, status: u32) -> Result<Vec<Entry>, ConntrackError> {
-        let mut entries = Vec::new();
-        let listed = self.0.converse(&message::list(family, status), |kind, _, attributes| {
-            entries.extend(message::entry(kind, attributes).filter(|entry| entry.status & status == status));
-        });
-        listed.map_err(ConntrackError::of(message::LIST))?;
-        Ok(entries)
+        let has_status = |entry: &Entry| entry.status & status == status;
+        let listed = self.0.list(message::list(family, status), |message| message::entry(&message).filter(has_status));
+        listed.map_err(ConntrackError::of(message::LIST))
     }
 
     /// The connection with this tuple of either direction.
     pub fn get(&mut self, tuple: &Tuple) -> Result<Option<Entry>, ConntrackError> {
-        let mut found = None;
-        let asked = self.0.converse(&message::get(tuple), |kind, _, attributes| {
-            found = message::entry(kind, attributes);
-        });
-        Ok(there(asked, libc::ENOENT)
-            .map_err(ConntrackError::of("asking for a connection"))?
-            .then_some(found)
-            .flatten())
+        match self.0.ask(message::get(tuple), |message| message::entry(&message)) {
+            Ok(found) => Ok(found.last().copied()),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(error) => Err(ConntrackError::of("asking for a connection")(error)),
+        }
     }
 
     /// Makes an entry. `false`: one of the tuples is another connection's.
     ///
     /// NAT hooks must stay in the kernel for packets to be translated ([`nat_hooks::keep`]).
     pub fn insert(&mut self, entry: &NewEntry) -> Result<bool, ConntrackError> {
-        let inserted = self.0.converse(&message::insert(entry), |_, _, _| ());
-        there(inserted, libc::EEXIST).map_err(ConntrackError::of("making a connection"))
+        let inserted = self.0.change(message::INSERT, message::insert(entry));
+        unless(libc::EEXIST, inserted).map_err(ConntrackError::of("making a connection"))
     }
 
     /// Puts an entry in the place of the one with the same original tuple, if there is one. The kernel does both steps at one request. `false`: one of
     /// the tuples is another connection's.
     pub fn replace(&mut self, entry: &NewEntry) -> Result<bool, ConntrackError> {
-        let both = [message::delete(&entry.original), message::insert(entry)];
-        let mut results = self.0.converse_all(&both).map_err(ConntrackError::of("replacing a connection"))?.into_iter();
+        let both = vec![(0, message::delete(&entry.original)), (message::INSERT, message::insert(entry))];
+        let mut results = self.0.changes(both).map_err(ConntrackError::of("replacing a connection"))?.into_iter();
         let [deleted, inserted] = [(); 2].map(|()| results.next().unwrap_or(Ok(())));
-        there(deleted, libc::ENOENT).map_err(ConntrackError::of("removing a connection"))?;
-        there(inserted, libc::EEXIST).map_err(ConntrackError::of("making a connection"))
+        unless(libc::ENOENT, deleted).map_err(ConntrackError::of("removing a connection"))?;
+        unless(libc::EEXIST, inserted).map_err(ConntrackError::of("making a connection"))
     }
 
     /// Removes the connection with this tuple of either direction. `false`: there is none.
     pub fn delete(&mut self, tuple: &Tuple) -> Result<bool, ConntrackError> {
-        let deleted = self.0.converse(&message::delete(tuple), |_, _, _| ());
-        there(deleted, libc::ENOENT).map_err(ConntrackError::of("removing a connection"))
-    }
-}
-
-/// `false`: the kernel answered with this error number.
-fn there(result: io::Result<()>, number: i32) -> io::Result<bool> {
-    match result {
-        Ok(()) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(number) => Ok(false),
-        Err(error) => Err(error),
+        let deleted = self.0.change(0, message::delete(tuple));
+        unless(libc::ENOENT, deleted).map_err(ConntrackError::of("removing a connection"))
     }
 }

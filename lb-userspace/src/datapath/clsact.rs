@@ -1,16 +1,14 @@
 //! tc filters of the clsact qdisc, for kernels without TCX: a fixed place each, found again after a restart, replaced in place.
 
-use futures::StreamExt as _;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcHeader, TcMessage, TcOption},
 };
-use rtnetlink::{
-    Handle,
-    packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
-};
+use rtnetlink::Handle;
 
 use super::{DatapathError, bpf_link::descriptor, point::Point, programs::Loaded};
+use crate::netlink::{route::request, unless};
 
 /// Place among the filters: before the 49152 that tc gives to filters without one, behind those with a low number.
 const PRIORITY: u16 = 0xba;
@@ -67,7 +65,7 @@ pub(super) async fn attach(
     // Without NLM_F_EXCL the kernel replaces the program of a filter in this place.
     request(handle, RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)
         .await
-        .map_err(|e| failed(action(), &e))?;
+        .map_err(DatapathError::kernel(action()))?;
     Ok(())
 }
 
@@ -78,12 +76,16 @@ pub(super) async fn detach(handle: &mut Handle, ifindex: u32, point: Point) -> R
         return Ok(false);
     }
     let message = at(ifindex, parent(point), HANDLE.into(), u32::from(PRIORITY) << 16 | ALL_PROTOCOLS);
-    request(handle, RouteNetlinkMessage::DelTrafficFilter(message), 0).await.map_err(|e| failed(action(), &e))?;
+    request(handle, RouteNetlinkMessage::DelTrafficFilter(message), 0)
+        .await
+        .map_err(DatapathError::kernel(action()))?;
     let (ingress, egress) = (side(handle, ifindex, Point::In).await?, side(handle, ifindex, Point::Out).await?);
     if [ingress, egress].iter().all(|side| side.ours.is_none() && side.foreign == 0) {
         let mut qdisc = at(ifindex, TcHandle::CLSACT, QDISC, 0);
         qdisc.attributes = vec![TcAttribute::Kind(CLSACT.to_owned())];
-        request(handle, RouteNetlinkMessage::DelQueueDiscipline(qdisc), 0).await.map_err(|e| failed(action(), &e))?;
+        request(handle, RouteNetlinkMessage::DelQueueDiscipline(qdisc), 0)
+            .await
+            .map_err(DatapathError::kernel(action()))?;
     }
     Ok(true)
 }
@@ -93,8 +95,10 @@ pub(super) async fn side(handle: &mut Handle, ifindex: u32, point: Point) -> Res
     let message = RouteNetlinkMessage::GetTrafficFilter(at(ifindex, parent(point), TcHandle::UNSPEC, 0));
     let answers = match request(handle, message, NLM_F_DUMP).await {
         Ok(answers) => answers,
-        Err(Failure::Kernel(libc::EINVAL | libc::ENODEV | libc::ENOENT)) => return Ok(Side::default()),
-        Err(error) => return Err(failed(format!("list the filters of interface {ifindex}"), &error)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENODEV | libc::ENOENT)) => {
+            return Ok(Side::default());
+        }
+        Err(error) => return Err(DatapathError::kernel(format!("list the filters of interface {ifindex}"))(error)),
     };
     let filters = answers.into_iter().filter_map(|answer| match answer {
         RouteNetlinkMessage::NewTrafficFilter(filter) => Some(filter),
@@ -112,8 +116,7 @@ pub(super) async fn interfaces(handle: &mut Handle) -> Result<Vec<u32>, Datapath
 /// Every qdisc: its interface's index and its kind.
 pub(super) async fn qdiscs(handle: &mut Handle) -> Result<Vec<(u32, String)>, DatapathError> {
     let message = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(0));
-    let answers = request(handle, message, NLM_F_DUMP).await;
-    let answers = answers.map_err(|error| failed("list the qdiscs".to_owned(), &error))?;
+    let answers = request(handle, message, NLM_F_DUMP).await.map_err(DatapathError::kernel("list the qdiscs"))?;
     Ok(answers
         .into_iter()
         .filter_map(|answer| match answer {
@@ -136,10 +139,10 @@ const QDISC: TcHandle = TcHandle { major: 0xffff, minor: 0 };
 async fn add_qdisc(handle: &mut Handle, ifindex: u32) -> Result<(), DatapathError> {
     let mut message = at(ifindex, TcHandle::CLSACT, QDISC, 0);
     message.attributes = vec![TcAttribute::Kind(CLSACT.to_owned())];
-    match request(handle, RouteNetlinkMessage::NewQueueDiscipline(message), NLM_F_CREATE | NLM_F_EXCL).await {
-        Ok(_) | Err(Failure::Kernel(libc::EEXIST)) => Ok(()),
-        Err(error) => Err(failed(format!("add the clsact qdisc to interface {ifindex}"), &error)),
-    }
+    let added = request(handle, RouteNetlinkMessage::NewQueueDiscipline(message), NLM_F_CREATE | NLM_F_EXCL).await;
+    unless(libc::EEXIST, added.map(drop))
+        .map(drop)
+        .map_err(DatapathError::kernel(format!("add the clsact qdisc to interface {ifindex}")))
 }
 
 fn sort_out(filters: impl Iterator<Item = TcMessage>) -> Side {
@@ -185,41 +188,6 @@ fn at(ifindex: u32, parent: TcHandle, handle: TcHandle, info: u32) -> TcMessage 
     // An interface index is never above i32::MAX: the kernel counts it as a positive int.
     let index = i32::try_from(ifindex).unwrap_or(i32::MAX);
     TcMessage::from_parts(TcHeader { index, handle, parent, info, ..TcHeader::default() }, Vec::new())
-}
-
-/// Why a request failed.
-enum Failure {
-    /// The kernel's error number, positive.
-    Kernel(i32),
-    Other(String),
-}
-
-fn failed(action: String, failure: &Failure) -> DatapathError {
-    match failure {
-        Failure::Kernel(number) => DatapathError::Kernel { action, source: std::io::Error::from_raw_os_error(*number) },
-        Failure::Other(reason) => DatapathError::Netlink { action, reason: reason.clone() },
-    }
-}
-
-async fn request(
-    handle: &mut Handle,
-    message: RouteNetlinkMessage,
-    flags: u16,
-) -> Result<Vec<RouteNetlinkMessage>, Failure> {
-    let mut request = NetlinkMessage::from(message);
-    request.header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
-    let mut answers = handle.request(request).map_err(|error| Failure::Other(error.to_string()))?;
-    let mut messages = Vec::new();
-    while let Some(answer) = answers.next().await {
-        match answer.payload {
-            NetlinkPayload::Error(error) if error.code.is_some() => {
-                return Err(Failure::Kernel(error.raw_code().abs()));
-            }
-            NetlinkPayload::InnerMessage(message) => messages.push(message),
-            _ => {}
-        }
-    }
-    Ok(messages)
 }
 
 #[cfg(test)]

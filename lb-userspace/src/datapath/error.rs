@@ -1,6 +1,7 @@
 //! What can go wrong between the agent and the kernel, each with what was expected, what was found, and the remedy.
 
 use std::{
+    future::Future,
     io,
     path::{Path, PathBuf},
 };
@@ -8,7 +9,7 @@ use std::{
 use aya::{EbpfError, programs::ProgramError};
 
 use super::layout::LayoutError;
-use crate::config::PortRange;
+use crate::{config::PortRange, netlink::route};
 
 /// Why the programs or their maps could not be put in place. Nothing half-attached is left behind by any of these.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +112,15 @@ fn hint(error: &io::Error) -> &'static str {
         Some(libc::EOPNOTSUPP) => "; the driver cannot do it",
         _ => "",
     }
+}
+
+/// Runs netlink requests from code that may or may not be async, in a thread of this network namespace.
+pub(super) fn netlink_thread<T, F>(requests: impl FnOnce(rtnetlink::Handle) -> F + Send) -> Result<T, DatapathError>
+where
+    T: Send,
+    F: Future<Output = Result<T, DatapathError>>,
+{
+    route::in_thread(requests).map_err(DatapathError::kernel("open a netlink socket"))?
 }
 
 impl DatapathError {

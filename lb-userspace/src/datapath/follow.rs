@@ -5,12 +5,10 @@ use std::{collections::BTreeSet, time::Duration};
 use aya::maps::MapError as AyaMapError;
 use futures::{Stream, StreamExt as _, TryStreamExt as _, channel::mpsc::UnboundedReceiver};
 use lb_common::abi::{Link, link_flags};
+use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage, route::RouteMessage};
-use rtnetlink::{
-    Handle, MulticastGroup,
-    packet_core::{NetlinkMessage, NetlinkPayload},
-    sys::{AsyncSocket as _, SocketAddr},
-};
+use netlink_sys::{AsyncSocket as _, SocketAddr};
+use rtnetlink::{Handle, MulticastGroup};
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
@@ -376,7 +374,7 @@ fn take(net: &mut Net, message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<
 
 #[cfg(test)]
 mod tests {
-    use rtnetlink::packet_core::NetlinkHeader;
+    use netlink_packet_core::NetlinkHeader;
 
     use super::*;
 

@@ -11,7 +11,7 @@ use lb_common::abi::{Link, map_name};
 use serde::Serialize;
 
 use super::{
-    DatapathError, FastPathStatus, ProgramSize,
+    Datapath, DatapathError, FastPathStatus,
     attach::{Attachment, How},
     bpf_link::{BpfLink, LinkFacts, LinkTarget},
     clsact,
@@ -20,8 +20,26 @@ use super::{
     netlink_thread,
     pins::Pins,
     point::{Point, Role},
+    programs::Loaded,
     serving::Served,
 };
+
+/// A loaded program, as the verifier saw it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ProgramSize {
+    pub name: &'static str,
+    /// Instructions that the verifier walked; 0: not known.
+    pub verified_instructions: u32,
+    pub jited_bytes: u32,
+}
+
+impl ProgramSize {
+    fn new((name, program): (&'static str, &Loaded)) -> Self {
+        Self { name, verified_instructions: program.verified_instructions, jited_bytes: program.jited_bytes }
+    }
+}
 
 /// The agent's own view.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -80,6 +98,53 @@ pub struct Attached {
     pub links: Vec<LinkStatus>,
     /// Names of the socket programs on the cgroup root.
     pub sockets: Vec<String>,
+}
+
+impl Datapath {
+    /// Tells the subscribers what is attached where and how, if it changed.
+    pub(super) fn publish(&self, trouble: Option<&DatapathError>) {
+        let mut links: BTreeMap<u32, LinkStatus> = BTreeMap::new();
+        for ((ifindex, _), attachment) in &self.attacher.attached {
+            let link = links.entry(*ifindex).or_insert_with(|| {
+                let (name, role) = self.names.get(ifindex).cloned().unzip();
+                let served = self.served.get(ifindex).cloned();
+                LinkStatus { ifindex: *ifindex, name: name.unwrap_or_default(), role, served, programs: Vec::new() }
+            });
+            link.programs.push(attachment.clone());
+        }
+        let trouble = trouble.map(ToString::to_string);
+        let is_pods = |ifindex: &u32| self.names.get(ifindex).is_some_and(|(_, role)| *role == Role::Pod);
+        let of_node = self.attacher.problems.iter().filter(|((ifindex, _), _)| !is_pods(ifindex));
+        let node_problems: Vec<String> = trouble.iter().chain(of_node.map(|(_, problem)| problem)).cloned().collect();
+        let all = trouble.iter().chain(self.attacher.problems.values()).chain(&self.troubles);
+        let problems = all.cloned().collect();
+        self.status.send_if_modified(|status| {
+            let synced = status.synced || (trouble.is_none() && self.later.is_none());
+            let programs = self.kernel.programs.iter().map(ProgramSize::new).collect();
+            let (addresses, absent) = (self.addresses.clone(), self.absent.clone());
+            let links = links.into_values().collect();
+            let is_moving = self.is_moving();
+            let moving = is_moving.then(|| "connections are moving to other tables (map sizes or layout)".to_owned());
+            let warnings = self.warnings.0.iter().chain(&self.warnings.1).cloned().chain(moving).collect();
+            let fast_path = self.fast_path.status();
+            let new = Status {
+                addresses,
+                absent,
+                synced,
+                is_moving,
+                links,
+                problems,
+                node_problems,
+                warnings,
+                fast_path,
+                programs,
+                ..status.clone()
+            };
+            let changed = *status != new;
+            *status = new;
+            changed
+        });
+    }
 }
 
 /// Reads what is attached, in this network namespace, for the pins under `bpffs`.

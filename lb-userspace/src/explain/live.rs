@@ -14,9 +14,9 @@ use lb_common::limits::ROUND_ROBIN;
 use lb_common::service_cidrs::{self, Cover};
 use lb_common::state::{SourcePorts, Timeouts};
 
-use super::route;
 use super::stored::{Settings, Stored};
 use crate::maps::{MapError, Table, VipFilterReader};
+use crate::netlink::route;
 
 /// Tables of one family, and those of both. `Option`: maps that the programs own, or that older tables lack.
 pub struct Live<const N: usize>

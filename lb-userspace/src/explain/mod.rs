@@ -12,7 +12,6 @@ mod overlay;
 mod overlay_flows;
 pub mod pod;
 mod question;
-mod route;
 mod stored;
 mod target;
 #[cfg(test)]

@@ -7,8 +7,8 @@ use lb_common::decide::{Hook, Packet, is_this_node};
 use lb_common::state::tcp_flag::{ACK, SYN};
 use serde::Serialize;
 
-use super::route;
 use super::stored::Stored;
+use crate::netlink::route;
 
 /// A program that may meet the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]

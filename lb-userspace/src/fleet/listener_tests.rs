@@ -106,7 +106,7 @@ async fn nobody_else_gets_an_answer() {
         let error = asker.ask(address, path, LIMIT, ANSWER_BYTES_MAX).await.expect_err("refused");
         status_of(&error)
     };
-    assert_eq!(ask("stranger", AUDIENCE, STATUS_PATH).await, 401);
+    assert_eq!(ask("unknown-user", AUDIENCE, STATUS_PATH).await, 401);
     assert_eq!(ask("operator", "other", STATUS_PATH).await, 401);
     for reading in Reading::ALL {
         assert_eq!(ask("viewer", AUDIENCE, reading.path()).await, 403);

@@ -27,6 +27,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::conntrack::{self, Conntrack, ConntrackError, NewEntry, nat_hooks};
 use crate::maps::{MapError, Pinned, Table};
+use crate::pause::pause;
 use crate::sweep::is_pair;
 
 /// Connections that are held together.
@@ -269,9 +270,4 @@ fn clock() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     // Never negative: it starts at boot.
     Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
-}
-
-#[expect(clippy::disallowed_methods, reason = "a command without a runtime")]
-fn pause(time: Duration) {
-    std::thread::sleep(time);
 }

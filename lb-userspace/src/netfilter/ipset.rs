@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::netlink::{Request, Socket, flag, is_without, text};
+use crate::netlink::{Attributes, Message, Socket, is_without, text};
 
 /// Of include/uapi/linux/netfilter/ipset/ip_set.h.
 const SUBSYSTEM: u16 = 6 << 8;
@@ -18,21 +18,20 @@ const NAMES_ONLY: u32 = 1 << 1;
 
 /// The names of all sets of this network namespace.
 pub fn names() -> io::Result<Vec<String>> {
-    let mut names = Vec::new();
-    let Some(mut socket) = Socket::netfilter()? else { return Ok(names) };
-    let request = request(LIST, flag::DUMP).with(FLAGS, &NAMES_ONLY.to_be_bytes()).bytes();
-    let listed = socket.converse(&request, |_, _, attributes| names.push(text(attributes, NAME)));
-    names.retain(|name| !name.is_empty());
+    let Some(mut socket) = Socket::netfilter()? else { return Ok(Vec::new()) };
+    let question = message(LIST, Attributes::default().with(FLAGS, &NAMES_ONLY.to_be_bytes()));
+    let listed =
+        socket.list(question, |message: Message| Some(text(&message.attributes, NAME)).filter(|name| !name.is_empty()));
     // A kernel where nobody has used sets yet.
-    if listed.as_ref().is_err_and(is_without) { Ok(Vec::new()) } else { listed.map(|()| names) }
+    if listed.as_ref().is_err_and(is_without) { Ok(Vec::new()) } else { listed }
 }
 
 /// Destroys a set. One that a rule uses is busy.
 pub fn destroy(name: &str) -> io::Result<()> {
     let Some(mut socket) = Socket::netfilter()? else { return Ok(()) };
-    socket.converse(&request(DESTROY, flag::ACK).text(NAME, name).bytes(), |_, _, _| ())
+    socket.change(0, message(DESTROY, Attributes::default().text(NAME, name)))
 }
 
-fn request(kind: u16, flags: u16) -> Request {
-    Request::nfnetlink(SUBSYSTEM | kind, flags, 2).with(PROTOCOL, &[VERSION])
+fn message(kind: u16, attributes: Attributes) -> Message {
+    Message::nfnetlink(SUBSYSTEM | kind, 2, attributes.with(PROTOCOL, &[VERSION]))
 }

@@ -6,11 +6,13 @@ use super::{
     ipset,
     kube_proxy::{self, Removal},
     legacy,
-    nf_tables::{self, Change, Family, Ruleset, Table},
+    nf_tables::{self, Change, Ruleset, Table},
     translated,
     virtual_services::VirtualServices,
 };
 use crate::conntrack::nat_hooks;
+use crate::netlink::Family;
+use crate::pause::pause;
 
 /// A set is busy until the kernel has freed the rules that used it: how often it is tried, and how long between.
 const SET_TRIES: u32 = 200;
@@ -102,7 +104,7 @@ impl Leftovers {
         let mut chains = self.rules.chains.iter().filter(|chain| chain.table.family == family);
         let mut virtual_services = self.virtual_services.services.iter();
         let by_rules = chains.any(|chain| kube_proxy::is_of_service(&chain.table.name, &chain.name));
-        let is_v4 = family == Family::Ip;
+        let is_v4 = family == Family::V4;
         by_rules || legacy::serves(family) || virtual_services.any(|service| service.address.is_ipv4() == is_v4)
     }
 
@@ -240,11 +242,10 @@ fn remove_legacy(
     Ok(())
 }
 
-#[expect(clippy::disallowed_methods, reason = "a command without a runtime waits for the kernel")]
 fn destroy(set: &str) -> io::Result<()> {
     for _ in 1..SET_TRIES {
         match ipset::destroy(set) {
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => std::thread::sleep(SET_PAUSE),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => pause(SET_PAUSE),
             destroyed => return destroyed,
         }
     }

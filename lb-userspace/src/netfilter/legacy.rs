@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::kube_proxy::{self, Chain, Removal, Rule};
-use super::nf_tables::Family;
+use crate::netlink::Family;
 
 /// Of include/uapi/linux/netfilter_ipv4/ip_tables.h, and the same numbers of IPv6.
 const GET_INFO: libc::c_int = 64;
@@ -39,8 +39,8 @@ pub fn find() -> io::Result<Vec<Found>> {
     let mut found = Vec::new();
     for family in Family::ALL {
         let names = match family {
-            Family::Ip => "/proc/thread-self/net/ip_tables_names",
-            Family::Ip6 => "/proc/thread-self/net/ip6_tables_names",
+            Family::V4 => "/proc/thread-self/net/ip_tables_names",
+            Family::V6 => "/proc/thread-self/net/ip6_tables_names",
         };
         for table in fs::read_to_string(names).unwrap_or_default().lines() {
             if has_chains(&entries(family, table)?, &CHAINS) {
@@ -93,8 +93,8 @@ fn programs(family: Family) -> Option<String> {
 
 fn program(family: Family, ending: &str) -> String {
     let name = match family {
-        Family::Ip => "iptables",
-        Family::Ip6 => "ip6tables",
+        Family::V4 => "iptables",
+        Family::V6 => "ip6tables",
     };
     format!("{name}{ending}")
 }
@@ -162,8 +162,8 @@ fn has_chains(entries: &[u8], names: &[&str]) -> bool {
 /// The entries of a table, as the kernel holds them.
 fn entries(family: Family, table: &str) -> io::Result<Vec<u8>> {
     let (domain, level) = match family {
-        Family::Ip => (socket2::Domain::IPV4, libc::SOL_IP),
-        Family::Ip6 => (socket2::Domain::IPV6, libc::SOL_IPV6),
+        Family::V4 => (socket2::Domain::IPV4, libc::SOL_IP),
+        Family::V6 => (socket2::Domain::IPV6, libc::SOL_IPV6),
     };
     let socket = socket2::Socket::new(domain, socket2::Type::DGRAM, None)?;
     let mut info = named(table, INFO_LENGTH);

@@ -10,5 +10,5 @@ mod translated;
 mod virtual_services;
 
 pub use leftovers::{Done, LeftoverOutcome, Leftovers, NetfilterError};
-pub use nf_tables::{Family, Ruleset};
+pub use nf_tables::Ruleset;
 pub use translated::list as translated_connections;

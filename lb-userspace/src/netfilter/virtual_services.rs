@@ -15,10 +15,8 @@ use super::{
     leftovers::{Done, LeftoverOutcome, NetfilterError, failed},
 };
 use crate::conntrack::Entry;
-use crate::netlink::{Request, Socket, flag};
+use crate::netlink::route::delete_link;
 
-/// Of include/uapi/linux/rtnetlink.h.
-const DELETE_LINK: u16 = 17;
 /// Node ports, as API servers give them out by default.
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
 
@@ -97,13 +95,6 @@ fn addresses_of(link: &str) -> Vec<IpAddr> {
         v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
     };
     all.filter_map(address).collect()
-}
-
-fn delete_link(index: u32) -> io::Result<()> {
-    let Some(mut socket) = Socket::open(libc::NETLINK_ROUTE)? else { return Ok(()) };
-    // `struct ifinfomsg`: the family and the kind before the index, flags behind it.
-    let header = [[0; 4], index.to_ne_bytes(), [0; 4], [0; 4]].concat();
-    socket.converse(&Request::with_header(DELETE_LINK, flag::ACK, &header).bytes(), |_, _, _| ())
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ pub struct PlanSettings {
     pub drain_limits: DrainLimits,
     /// How long flows to a terminating backend may go on at most.
     pub terminating_max: Duration,
-    /// How long a slot range rests before it is written again: longer than any program runs.
+    /// How long an unused slot range is not written again: longer than any program runs.
     pub slot_grace: Duration,
     /// How often ids of backends that are gone are looked for in the flow tables.
     pub reclaim_interval: Duration,

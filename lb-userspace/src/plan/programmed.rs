@@ -137,10 +137,10 @@ pub struct ProgrammedState {
     pub backends: BTreeMap<BackendId, BackendRecord>,
     /// How other nodes find the backends of this one.
     endpoints: Endpoints,
-    /// Slot ranges in use or at rest, by first slot.
+    /// Slot ranges, unused ones included, by first slot.
     pub ranges: BTreeMap<u32, Vec<abi::Slot>>,
     /// Ranges that no frontend leads to any more, by when they may be written again.
-    pub resting: BTreeSet<(Monotonic, u32)>,
+    pub unused_ranges: BTreeSet<(Monotonic, u32)>,
     pub vips: BTreeMap<IpAddr, abi::Vip>,
     /// What was noted last.
     pub config: Option<abi::Config>,
@@ -158,8 +158,8 @@ pub struct ProgrammedState {
     /// Last generation of ids that are free again.
     pub generations: BTreeMap<BackendId, u32>,
     slots: SlotPool,
-    /// When each range at rest may be written again.
-    rest_until: BTreeMap<u32, Monotonic>,
+    /// When each unused range may be written again.
+    reusable_at: BTreeMap<u32, Monotonic>,
     /// How many frontends lead to each range.
     users: BTreeMap<u32, u32>,
     /// Count and first slot of each range that frontends lead to.
@@ -189,7 +189,7 @@ impl ProgrammedState {
             backends: BTreeMap::new(),
             endpoints: Endpoints::new(),
             ranges: BTreeMap::new(),
-            resting: BTreeSet::new(),
+            unused_ranges: BTreeSet::new(),
             vips: BTreeMap::new(),
             config: None,
             generation: 0,
@@ -200,7 +200,7 @@ impl ProgrammedState {
             empty: BTreeSet::new(),
             generations: BTreeMap::new(),
             slots: SlotPool::new(capacities.slots),
-            rest_until: BTreeMap::new(),
+            reusable_at: BTreeMap::new(),
             users: BTreeMap::new(),
             sizes: BTreeSet::new(),
             states: BTreeMap::new(),
@@ -215,8 +215,8 @@ impl ProgrammedState {
         }
     }
 
-    /// Takes a successful operation for the service port `key` down, which [`Self::reserve`] has seen before. A range that no
-    /// frontend leads to rests for `grace`.
+    /// Records a successful operation for the service port `key`, which [`Self::reserve`] has seen before. A range that no frontend
+    /// leads to is not written again for `grace`.
     pub fn record(&mut self, key: &PortKey, op: &Op, now: Monotonic, grace: Duration) {
         self.keep(op);
         match op {
@@ -227,9 +227,9 @@ impl ProgrammedState {
                 self.name_endpoint(*id, record);
             }
             Op::WriteSlots { base, slots } => {
-                // It rests until a frontend leads to it, in case that the write of the frontend fails.
+                // It is unused until a frontend leads to it, in case that the write of the frontend fails.
                 self.ranges.insert(*base, slots.clone());
-                self.rest(*base, now + grace);
+                self.mark_unused(*base, now + grace);
             }
             Op::WriteSource { id, network } => self.put_source(*id, *network, key),
             Op::WriteFrontend { frontend, entry, uses } => {

@@ -1,4 +1,4 @@
-//! What may be released: ranges that rested, ids that no flow refers to, services that have nothing left.
+//! What may be released: slot ranges whose grace period is over, ids that no flow refers to, services that have nothing left.
 
 use std::collections::BTreeSet;
 
@@ -11,15 +11,16 @@ pub fn sweep<'a>(
     desired: &'a Desired,
     now: Monotonic,
 ) -> impl Iterator<Item = (PortKey, Op)> + 'a {
-    let rested = programmed.resting.iter().take_while(move |(until, _)| *until <= now).filter_map(|(_, base)| {
-        let slots = programmed.ranges.get(base)?;
-        let service = slots.first().map_or(0, |slot| slot.service);
-        let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
-        Some((key_of(programmed, service), Op::ReleaseSlots { range: Range { base: *base, count } }))
-    });
+    let reusable =
+        programmed.unused_ranges.iter().take_while(move |(until, _)| *until <= now).filter_map(|(_, base)| {
+            let slots = programmed.ranges.get(base)?;
+            let service = slots.first().map_or(0, |slot| slot.service);
+            let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+            Some((key_of(programmed, service), Op::ReleaseSlots { range: Range { base: *base, count } }))
+        });
     let empty = programmed.empty.iter().filter_map(|id| Some((id, programmed.services.get(id)?)));
     let over = empty.filter(|(_, service)| !desired.services.contains_key(&service.key));
-    rested.chain(over.map(|(id, service)| (service.key.clone(), Op::ForgetService { id: *id })))
+    reusable.chain(over.map(|(id, service)| (service.key.clone(), Op::ForgetService { id: *id })))
 }
 
 /// Frees the ids of backends that are gone and that no flow refers to, one after the other. `referred` holds those that some flow does.

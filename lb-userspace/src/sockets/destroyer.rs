@@ -12,10 +12,10 @@ use std::time::Duration;
 use lb_common::abi::{TCP, UDP};
 use lb_common::limits::ANSWER_TIMEOUT_S;
 
+use super::diag::{Connection, DiagError};
 use super::entries::{self, Entry, Fate, Stale};
 use super::kernel::{self, Ended};
 use super::namespaces;
-use super::netlink::Connection;
 use crate::maps::{MapError, Pinned};
 use crate::model::Monotonic;
 
@@ -252,11 +252,9 @@ fn key(stale: &Stale) -> (Entry, Fate) {
     (stale.entry, stale.fate)
 }
 
-fn enter(namespace: &File) -> Result<(), super::DiagError> {
-    namespaces::enter(namespace).map_err(|source| super::DiagError::Socket {
-        action: "a pod's network namespace (needs CAP_SYS_ADMIN)",
-        source,
-    })
+fn enter(namespace: &File) -> Result<(), DiagError> {
+    let action = "enter a pod's network namespace (needs CAP_SYS_ADMIN)";
+    namespaces::enter(namespace).map_err(|source| DiagError { action, source })
 }
 
 /// Why a check could not be carried out.

@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 
 use lb_common::abi::{TCP, UDP};
 
-use super::diag::{DiagError, SocketFamily};
-use super::netlink::Connection;
+use super::diag::{Connection, DiagError, SocketFamily};
 use crate::model::Protocol;
 
 /// A socket that holds a port.

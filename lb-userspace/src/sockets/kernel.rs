@@ -4,9 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::diag::{self, DiagError, Listed, SocketFamily};
+use super::diag::{self, Connection, DiagError, Listed, SocketFamily};
 use super::entries::Stale;
-use super::netlink::Connection;
 
 /// What was done in one network namespace.
 #[derive(Debug, Default)]

@@ -49,7 +49,7 @@ impl fmt::Debug for ApiRequests {
     }
 }
 
-/// A request that is under way, from its first byte until its answer is read. Its drop is its end.
+/// A request in flight, from its first byte until its answer is read. Dropping the value records the end of the request.
 #[derive(Debug)]
 pub struct ApiRequest {
     all: ApiRequests,

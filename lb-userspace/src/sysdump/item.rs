@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::{ITEM_BYTES_MAX, ITEM_LIMIT, Settings};
+use crate::pause::pause;
 
 /// How often a command is asked whether it has ended.
 const POLL: Duration = Duration::from_millis(10);
@@ -163,9 +164,4 @@ fn processes() -> io::Result<String> {
         }
     }
     Ok(text)
-}
-
-#[expect(clippy::disallowed_methods, reason = "a command without a runtime")]
-fn pause(time: Duration) {
-    std::thread::sleep(time);
 }

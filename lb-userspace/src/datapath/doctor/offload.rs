@@ -6,16 +6,15 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _},
 };
 
-use futures::StreamExt as _;
 use netlink_packet_route::{
     RouteNetlinkMessage,
     nsid::{NsidAttribute, NsidMessage},
 };
-use rtnetlink::packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_sys::protocols::NETLINK_ROUTE;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::links::Outside;
-use crate::datapath::{DatapathError, net::name_of, netlink_thread};
+use crate::{datapath::net::name_of, netlink::Socket};
 
 /// `ETHTOOL_GTXCSUM` of include/uapi/linux/ethtool.h: whether checksums are left to the card.
 const GET_TX_CHECKSUM: u32 = 0x16;
@@ -67,25 +66,20 @@ fn within<T: Send>(file: &File, work: impl FnOnce() -> io::Result<T> + Send) -> 
 }
 
 /// Id of a namespace in this one (`RTM_GETNSID`).
-fn id_of(file: &File) -> Result<Option<i32>, DatapathError> {
-    let descriptor = u32::try_from(file.as_raw_fd()).ok();
-    netlink_thread(move |mut handle| async move {
-        let failed = || DatapathError::netlink("ask for the id of a network namespace");
-        let mut question = NsidMessage::default();
-        question.attributes.extend(descriptor.map(NsidAttribute::Fd));
-        let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetNsId(question));
-        request.header.flags = NLM_F_REQUEST;
-        let mut answers = handle.request(request).map_err(failed())?;
-        while let Some(answer) = answers.next().await {
-            if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNsId(answered)) = answer.payload {
-                return Ok(answered
-                    .attributes
-                    .iter()
-                    .find_map(|it| if let NsidAttribute::Id(id) = it { Some(*id) } else { None }));
-            }
+fn id_of(file: &File) -> io::Result<Option<i32>> {
+    let Some(mut socket) = Socket::open(NETLINK_ROUTE)? else { return Ok(None) };
+    let mut question = NsidMessage::default();
+    question.attributes.extend(u32::try_from(file.as_raw_fd()).ok().map(NsidAttribute::Fd));
+    let found = socket.ask(RouteNetlinkMessage::GetNsId(question), |message| match message {
+        RouteNetlinkMessage::NewNsId(answered) => {
+            answered.attributes.into_iter().find_map(|attribute| match attribute {
+                NsidAttribute::Id(id) => Some(id),
+                _ => None,
+            })
         }
-        Ok(None)
-    })
+        _ => None,
+    })?;
+    Ok(found.last().copied())
 }
 
 /// Name of a link of the thread's namespace, and whether it leaves checksums to a card.

@@ -5,17 +5,15 @@
 
 use std::collections::BTreeSet;
 
-use futures::{StreamExt as _, TryStreamExt as _};
+use futures::TryStreamExt as _;
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState},
 };
-use rtnetlink::{
-    Handle,
-    packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
-};
+use rtnetlink::Handle;
 
 use super::super::DatapathError;
+use crate::netlink::route::request;
 
 /// An address of the link layer.
 pub(super) type Address = [u8; 6];
@@ -55,28 +53,19 @@ fn link_layer(line: &NeighbourMessage) -> Option<Address> {
 /// The link behind which the bridge finds this address; `None`: it does not know, or the address is its own. Since Linux 5.0 (`RTM_GETNEIGH`
 /// of the family of bridges without `NLM_F_DUMP`).
 pub(super) async fn port(handle: &mut Handle, bridge: u32, address: Address) -> Result<Option<u32>, DatapathError> {
-    const ACTION: &str = "ask a bridge for an address";
     let mut message = NeighbourMessage::default();
     message.header.family = AddressFamily::Bridge;
     message.attributes =
         vec![NeighbourAttribute::LinkLayerAddress(address.to_vec()), NeighbourAttribute::Controller(bridge)];
-    let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetNeighbour(message));
-    request.header.flags = NLM_F_REQUEST;
-    let mut answers = handle.request(request).map_err(DatapathError::netlink(ACTION))?;
-    while let Some(answer) = answers.next().await {
-        match answer.payload {
-            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNeighbour(line)) => return Ok(link(&line)),
-            NetlinkPayload::Error(error) => {
-                return match error.raw_code().abs() {
-                    // The last two: the bridge itself has gone.
-                    libc::ENOENT | libc::EINVAL | libc::ENODEV => Ok(None),
-                    number => Err(DatapathError::kernel(ACTION)(std::io::Error::from_raw_os_error(number))),
-                };
-            }
-            _ => {}
-        }
+    match request(handle, RouteNetlinkMessage::GetNeighbour(message), 0).await {
+        Ok(answers) => Ok(answers.iter().find_map(|answer| match answer {
+            RouteNetlinkMessage::NewNeighbour(line) => link(line),
+            _ => None,
+        })),
+        // The last two: the bridge itself has gone.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::ENODEV)) => Ok(None),
+        Err(error) => Err(DatapathError::kernel("ask a bridge for an address")(error)),
     }
-    Ok(None)
 }
 
 /// The link of a line of a bridge's table, unless it is an address of the bridge's own.

@@ -1,15 +1,13 @@
 //! What of netfilter forwarded packets meet: chains of nftables with rules, tables of the older iptables.
 //!
-//! nftables has a generation number that changes with every change: its chains are listed when that is another one. The messages are
-//! those of the kernel's `nfnetlink.h` and `nf_tables.h`.
-
-mod message;
+//! nftables has a generation number that changes with every change: its chains are listed when that is another one.
 
 use std::{fs, io};
 
-use message::{Answer, Chain};
-
-use crate::netlink::Socket;
+use crate::netlink::{
+    Socket, is_without,
+    nf_tables::{self, Chain},
+};
 
 /// Tables of iptables and ip6tables as the kernel lists them where they do without nftables. Each is asked for all packets.
 const LEGACY: [(&str, &str); 2] = [
@@ -29,7 +27,7 @@ impl Watch {
     pub fn skipped(&mut self) -> Vec<String> {
         let mut found = match self.chains() {
             Ok(()) => self.chains.clone(),
-            // Who cannot look must not skip.
+            // If nftables cannot be listed, the fast path stays off.
             Err(error) => vec![format!("not known: nftables cannot be listed: {error}")],
         };
         for (path, what) in LEGACY {
@@ -44,32 +42,34 @@ impl Watch {
 
     fn chains(&mut self) -> io::Result<()> {
         let Some(mut socket) = Socket::netfilter()? else { return Ok(()) };
-        let mut generation = None;
-        let answered = socket.converse(&message::get_generation(), |kind, family, attributes| {
-            if let Some(Answer::Generation(number)) = message::read(kind, family, attributes) {
-                generation = Some(number);
-            }
-        });
-        match answered {
-            Ok(()) if generation == self.generation => return Ok(()),
+        let generation = match nf_tables::generation(&mut socket) {
+            Ok(generation) if generation == self.generation => return Ok(()),
+            Ok(generation) => generation,
             // A kernel without nftables.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOENT)) => {
+            Err(error) if is_without(&error) => {
                 (self.generation, self.chains) = (None, Vec::new());
                 return Ok(());
             }
-            answered => answered?,
-        }
-        let mut chains = Vec::new();
-        socket.converse(&message::list_chains(), |kind, family, attributes| {
-            match message::read(kind, family, attributes) {
-                Some(Answer::Chain(chain)) if meets_forwarded(&chain) => chains.push(chain.text()),
-                _ => {}
-            }
-        })?;
+            Err(error) => return Err(error),
+        };
+        let chains = nf_tables::chains(&mut socket)?;
         // A change between the two is seen next time: its generation is another one.
-        (self.generation, self.chains) = (generation, chains);
+        (self.generation, self.chains) =
+            (generation, chains.iter().filter(|it| meets_forwarded(it)).map(text).collect());
         Ok(())
     }
+}
+
+fn text(chain: &Chain) -> String {
+    let family = match i32::from(chain.family) {
+        libc::NFPROTO_INET => "inet",
+        libc::NFPROTO_IPV4 => "ip",
+        libc::NFPROTO_IPV6 => "ip6",
+        libc::NFPROTO_BRIDGE => "bridge",
+        libc::NFPROTO_NETDEV => "netdev",
+        _ => "other",
+    };
+    format!("nftables chain {family} {} {}", chain.table, chain.name)
 }
 
 /// Whether the chain can have an effect on forwarded packets.
@@ -105,5 +105,6 @@ mod tests {
         assert!(!meets_forwarded(&chain(inet, None, 9, false)), "no hook leads to it by itself");
         assert!(meets_forwarded(&chain(libc::NFPROTO_NETDEV, Some(0), 1, false)));
         assert!(!meets_forwarded(&chain(libc::NFPROTO_ARP, Some(0), 1, false)));
+        assert_eq!(text(&chain(inet, forward, 1, false)), "nftables chain inet t c");
     }
 }

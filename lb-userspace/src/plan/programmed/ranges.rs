@@ -34,11 +34,11 @@ impl ProgrammedState {
             if let Some(slots) = self.ranges.get(&base) {
                 self.sizes.insert((count_of(slots), base));
             }
-            self.wake(base);
+            self.mark_used(base);
         }
     }
 
-    pub(super) fn remove_frontend(&mut self, frontend: Frontend, rest_until: Monotonic) {
+    pub(super) fn remove_frontend(&mut self, frontend: Frontend, reusable_at: Monotonic) {
         let Some(entry) = self.frontends.remove(&frontend) else { return };
         self.uses.remove(&frontend);
         *self.frontend_counts.slot(Family::of(frontend.address)) -= 1;
@@ -54,31 +54,31 @@ impl ProgrammedState {
                 self.users.remove(&base);
                 if let Some(slots) = self.ranges.get(&base) {
                     self.sizes.remove(&(count_of(slots), base));
-                    self.rest(base, rest_until);
+                    self.mark_unused(base, reusable_at);
                 }
             }
         }
     }
 
-    /// Whether a range rests, that is, no frontend leads to it any more.
-    pub fn is_at_rest(&self, base: u32) -> bool {
-        self.rest_until.contains_key(&base)
+    /// Whether no frontend leads to a range any more.
+    pub fn is_unused(&self, base: u32) -> bool {
+        self.reusable_at.contains_key(&base)
     }
 
-    pub(super) fn rest(&mut self, base: u32, until: Monotonic) {
-        self.wake(base);
-        self.rest_until.insert(base, until);
-        self.resting.insert((until, base));
+    pub(super) fn mark_unused(&mut self, base: u32, reusable_at: Monotonic) {
+        self.mark_used(base);
+        self.reusable_at.insert(base, reusable_at);
+        self.unused_ranges.insert((reusable_at, base));
     }
 
-    fn wake(&mut self, base: u32) {
-        if let Some(until) = self.rest_until.remove(&base) {
-            self.resting.remove(&(until, base));
+    fn mark_used(&mut self, base: u32) {
+        if let Some(reusable_at) = self.reusable_at.remove(&base) {
+            self.unused_ranges.remove(&(reusable_at, base));
         }
     }
 
     pub(super) fn release(&mut self, range: Range) {
-        self.wake(range.base);
+        self.mark_used(range.base);
         if self.ranges.remove(&range.base).is_some() {
             self.slots.give_back(range);
         }

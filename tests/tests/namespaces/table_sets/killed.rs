@@ -27,8 +27,8 @@ fn one(random: &mut Random, all: &[Step], begins: &[&str]) -> Option<Step> {
     Some((*random.of(alike)).clone())
 }
 
-/// What a step does, without the map, file or program that it does it to: maps are made, pinned, filled and removed all alike, and programs are
-/// loaded and attached all alike. The maps of both families are alike.
+/// What a step does, without the map, file or program that it does it to. All maps are made, pinned, filled and removed alike, those of both
+/// families included. All programs are loaded and attached alike.
 fn coarse(what: &str) -> &str {
     [
         "make map",

@@ -1,0 +1,160 @@
+//! The start of the data path: checks of the environment, locks, tables, and the programs that begin to load.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use lb_common::abi::link_flags;
+use tokio::sync::{mpsc, watch};
+
+use super::{
+    Datapath, DatapathError, FastPath, Feature, Settings, SocketLb, Status, Surroundings,
+    attach::Attacher,
+    beside, bpffs, cgroup, fast_path, features,
+    load::{self, Kernel},
+    lock::AgentLock,
+    net,
+    object::{self, is_embedded},
+    pins::{Created, Pins},
+    reconciled_tables::Sources,
+    settings, source_ports,
+    switch::{self, Prepared, Switching},
+};
+
+impl Datapath {
+    /// Makes the tables, or takes over those that are there: what is in them may be read and written while the programs are
+    /// loaded. On an error, here or in [`Self::follow_links`], nothing new is left behind.
+    pub fn open(mut settings: Settings) -> Result<Self, DatapathError> {
+        if settings.programs.is_none() && !is_embedded() {
+            return Err(DatapathError::NoPrograms);
+        }
+        features::check()?;
+        let missing_features = Feature::missing();
+        for feature in &missing_features {
+            tracing::warn!("this kernel lacks a feature: {feature}");
+        }
+        if missing_features.contains(&Feature::CheckMtu) {
+            settings.fast_path = FastPath::Off;
+        }
+        check_named(&settings)?;
+        let tc = features::tc_mechanism(settings.tc_attach)?;
+        let (ports, ports_warning) = source_ports::choose(settings.snat_ports, source_ports::Local::read().as_ref())?;
+        let cgroup = match settings.socket_lb {
+            SocketLb::Off => None,
+            SocketLb::Host | SocketLb::All => Some(Arc::new(cgroup::open(settings.cgroup_root.as_deref())?)),
+        };
+        let pins = Pins::under(&settings.bpffs);
+        beside::check(&pins)?;
+        bpffs::ensure(&settings.bpffs)?;
+
+        let mut created = Created::default();
+        created.folder(pins.root())?;
+        let lock = AgentLock::take(Some(&settings.run_dir), Some(pins.root()))?;
+        created.folder(pins.links())?;
+        created.folder(pins.programs())?;
+        let elf = object::read(settings.programs.as_deref())?;
+        let prepared = switch::prepare(pins, &settings, &elf, cgroup.as_deref(), &mut created)?;
+        let (mut kernel, loading) = load::load(&settings, &elf, &prepared, ports, &mut created)?;
+        let Prepared { pins, begun, .. } = prepared;
+        begun.iter().try_for_each(|begun| begun.keep_old_programs(&mut created))?;
+        let switching = Switching::of(begun, &pins);
+        let (sources, senders) = (Sources::open(pins.tables())?, flagged(&kernel, link_flags::XDP_SENDS));
+        let hands_over = flagged(&kernel, link_flags::FAST_PATH);
+        let outlets = flagged(&kernel, link_flags::SENDS_ON);
+        let mut fast_path = fast_path::Switch::new(settings.fast_path);
+        fast_path.begin(&mut kernel.fast_path)?;
+        let addresses = own_addresses()?;
+        let status = watch::Sender::new(Status {
+            addresses: addresses.clone(),
+            absent: BTreeSet::new(),
+            tc,
+            missing_features,
+            socket_lb: settings.socket_lb.text(),
+            cgroup: cgroup.as_ref().map(|root| root.path.display().to_string()),
+            synced: false,
+            is_moving: switching.as_ref().is_some_and(Switching::moves),
+            links: Vec::new(),
+            problems: Vec::new(),
+            node_problems: Vec::new(),
+            warnings: Vec::new(),
+            source_ports: ports.count,
+            fast_path: fast_path.status(),
+            programs: Vec::new(),
+        });
+        let attacher = Attacher::new(pins, tc, settings.xdp_mode);
+        Ok(Self {
+            settings,
+            kernel,
+            attacher,
+            names: BTreeMap::new(),
+            addresses,
+            absent: BTreeSet::new(),
+            mapped: BTreeMap::new(),
+            sources,
+            served: BTreeMap::new(),
+            senders,
+            hands_over,
+            outlets,
+            fast_path,
+            warnings: (ports_warning.into_iter().collect(), Vec::new()),
+            troubles: Vec::new(),
+            surroundings: watch::channel(Surroundings::default()),
+            status,
+            cgroup,
+            switching,
+            loading: Some((loading, created)),
+            later: None,
+            faults: Vec::new(),
+            questions: mpsc::channel(4),
+            _lock: lock,
+        })
+    }
+}
+
+/// Links to which an agent before this one gave the flag.
+fn flagged(kernel: &Kernel, flag: u32) -> BTreeSet<u32> {
+    let links = kernel.links.iter().flatten();
+    links.filter(|(_, link)| link.flags & flag != 0).map(|(ifindex, _)| ifindex).collect()
+}
+
+/// The addresses at this moment: the plan must not begin without them, or it would take every node port away.
+fn own_addresses() -> Result<BTreeSet<IpAddr>, DatapathError> {
+    let found = nix::ifaddrs::getifaddrs().map_err(std::io::Error::from);
+    let found = found.map_err(DatapathError::kernel("read the addresses of the interfaces"))?;
+    let found = found.filter(|interface| net::carries_node_addresses(&interface.interface_name));
+    let addresses = found.filter_map(|interface| {
+        let address = interface.address?;
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
+    });
+    Ok(addresses.filter(|address| net::is_node_address(*address)).collect())
+}
+
+fn check_named(settings: &Settings) -> Result<(), DatapathError> {
+    let flags = [("pod-interfaces", &settings.pod_interfaces), ("external-interfaces", &settings.external_interfaces)];
+    for (flag, selector) in flags {
+        for name in settings::literals(selector) {
+            if nix::net::if_::if_nametoindex(name).is_err() {
+                return Err(DatapathError::NoInterface { flag, name: name.to_owned() });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_interface_must_be_there() {
+        let settings =
+            Settings { external_interfaces: "lo,nosuch0".parse().expect("well-formed"), ..Settings::default() };
+        let error = check_named(&settings).expect_err("not there").to_string();
+        assert!(error.contains("--external-interfaces") && error.contains("nosuch0"), "{error}");
+        let globs = Settings { pod_interfaces: "nosuch*".parse().expect("well-formed"), ..Settings::default() };
+        assert!(check_named(&globs).is_ok());
+    }
+}
