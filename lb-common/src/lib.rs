@@ -9,6 +9,7 @@
 pub mod abi;
 pub mod checksum;
 pub mod client_shares;
+pub mod connect_times;
 pub mod crc32c;
 pub mod decide;
 pub mod limits;

@@ -24,6 +24,8 @@ pub const SOCKETS: u32 = 65_536;
 pub const NAMES: u32 = 65_536;
 /// Default capacity of `stats`, in (id, outcome) counters.
 pub const STATS: u32 = 1_048_576;
+/// Capacity of `connect_times` with `--connect-times on`, in backends of both families that have answered a SYN. Others have no connect times.
+pub const CONNECT_TIMES: u32 = 65_536;
 /// Default capacity of each `sources` map: admitted networks of one family, one for each service port.
 pub const SOURCES: u32 = 65_536;
 /// Default capacity of each `vips` map, in addresses.

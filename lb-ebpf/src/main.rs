@@ -6,6 +6,7 @@
 // Unstable, and what aya-ebpf itself needs: inline assembly for this target.
 #![feature(asm_experimental_arch)]
 
+mod connect_times;
 mod counters;
 mod cpu_bucket;
 mod fast_path;

@@ -11,10 +11,10 @@ use aya_ebpf::btf_maps::{
 use aya_ebpf::helpers::generated::bpf_sk_storage_get;
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, BridgePort, BridgePortKey, Bucket, BucketKey, Config, Endpoint, EndpointKey, Event,
-    Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Health, Link, LoadSettings, Masquerade, Network, NetworkKey,
-    PeerMac, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot, SocketEntries, SocketKey, SocketPeer, Source,
-    SourceKey, StatKey, Traffic, UDP, Vip, VipKey,
+    Affinity, AffinityKey, Backend, BridgePort, BridgePortKey, Bucket, BucketKey, Config, ConnectKey, ConnectTimes,
+    Endpoint, EndpointKey, Event, Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Health, Link, LoadSettings,
+    Masquerade, Network, NetworkKey, PeerMac, SOURCE_SERVICE_BITS, Service, ServiceKey, ServiceName, Slot,
+    SocketEntries, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, UDP, Vip, VipKey,
 };
 use lb_common::client_shares;
 use lb_common::limits;
@@ -62,6 +62,10 @@ pub static NAMES: HashMap<u32, ServiceName, { limits::NAMES as usize }, ON_DEMAN
 pub static OUTCOMES: PerCpuArray<u64, { limits::OUTCOMES as usize }> = PerCpuArray::new();
 #[btf_map(name = "stats")]
 pub static STATS: PerCpuHashMap<StatKey, u64, { limits::STATS as usize }, ON_DEMAND> = PerCpuHashMap::new();
+/// Of backends that have answered a SYN. All CPUs share a histogram, as one for each would take 64 times the room on 64 CPUs. Capacity
+/// [`limits::CONNECT_TIMES`] with `--connect-times on`, else 1.
+#[btf_map(name = "connect_times")]
+pub static CONNECT_TIMES: HashMap<ConnectKey, ConnectTimes, 1, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "events")]
 pub static EVENTS: RingBuf<Event, { limits::EVENTS_BYTES as usize }> = RingBuf::new();
 #[btf_map(name = "links")]

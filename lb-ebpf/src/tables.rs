@@ -17,6 +17,7 @@ use lb_common::state::{self, SourcePorts};
 use lb_common::vip_filter;
 use lb_common::words;
 
+use crate::connect_times;
 use crate::counters::{self, Counter};
 use crate::fast_path;
 use crate::features;
@@ -366,6 +367,16 @@ where
     #[inline(always)]
     fn timeout_s(&mut self, protocol: u8, state: u8) -> u32 {
         settings::timeouts().of(protocol, state)
+    }
+
+    #[inline(always)]
+    fn connect_clock(&mut self) -> u32 {
+        connect_times::clock()
+    }
+
+    #[inline(always)]
+    fn count_connect_time(&mut self, backend: u32, ticks: u32) {
+        connect_times::count::<N>(backend, ticks);
     }
 
     #[inline(always)]

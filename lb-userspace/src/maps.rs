@@ -17,9 +17,9 @@ use std::{
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuHashMap, lpm_trie::Key};
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Config, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Link, LoadSettings,
-    Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source, SourceKey, StatKey, Traffic, V4, V6, Vip,
-    VipKey, map_name,
+    Affinity, AffinityKey, Backend, Config, ConnectKey, ConnectTimes, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen,
+    Health, Link, LoadSettings, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source, SourceKey,
+    StatKey, Traffic, V4, V6, Vip, VipKey, map_name,
 };
 
 pub use client_shares::ClientShares;
@@ -95,6 +95,8 @@ pub struct Pinned {
     pub stats: PerCpuHashMap<MapData, StatKey, u64>,
     /// Capacity of [`Self::stats`], in elements.
     pub stats_capacity: u32,
+    /// Holds something with `--connect-times on` only. `None`: the tables are of a version without it.
+    pub connect_times: Option<Table<ConnectKey, ConnectTimes>>,
     /// By interface index.
     pub links: HashMap<MapData, u32, Link>,
     /// One element.
@@ -145,6 +147,7 @@ impl Pinned {
             outcomes: open(dir, map_name::OUTCOMES)?,
             stats: open(dir, map_name::STATS)?,
             stats_capacity: max_entries(dir, map_name::STATS)?,
+            connect_times: if_there(Table::open(dir, map_name::CONNECT_TIMES, &calls))?,
             links: open(dir, map_name::LINKS)?,
             config: open(dir, map_name::CONFIG)?,
             settings: open(dir, map_name::SETTINGS)?,
@@ -163,7 +166,12 @@ impl Pinned {
 
 /// The adoption window. `None`: the tables are of a version without it.
 pub fn open_adoption(dir: &Path) -> Result<Option<Array<MapData, u32>>, MapError> {
-    match open(dir, map_name::ADOPTION) {
+    if_there(open(dir, map_name::ADOPTION))
+}
+
+/// `None`: the tables are of a version without this map.
+fn if_there<T>(opened: Result<T, MapError>) -> Result<Option<T>, MapError> {
+    match opened {
         Err(MapError::Missing { .. }) => Ok(None),
         found => found.map(Some),
     }

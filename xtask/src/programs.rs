@@ -23,6 +23,8 @@ const PERCPU_ARRAY: u64 = 6;
 const NO_PREALLOC: u64 = 1;
 /// `struct htab_elem` of the kernel without key and value.
 const HASH_ELEMENT_BYTES: u64 = 48;
+/// Entries of `connect_times`, as the agent makes it.
+const CONNECT_TIMES: u32 = 65_536;
 const POINTER_BYTES: u64 = 8;
 
 /// The object to load.
@@ -86,14 +88,15 @@ fn read(path: &Path) -> Result<Vec<u8>> {
         .with_context(|| format!("cannot read {}: make it by `cargo xtask build`, or pass --object", path.display()))
 }
 
-/// As the agent's defaults are: sockets of the host translated, events on, the programs' log off.
+/// As the agent's defaults are: sockets of the host translated, events on, connect times measured, the programs' log off.
 fn as_the_agent() -> EbpfLoader<'static> {
     let mut loader = EbpfLoader::new();
-    loader.override_global("SOCKET_LB", &1_u8, true).override_global("EVENTS_ON", &1_u8, true).override_global(
-        "AYA_LOG_LEVEL",
-        &0_u8,
-        false,
-    );
+    for on in ["SOCKET_LB", "EVENTS_ON"] {
+        loader.override_global(on, &1_u8, true);
+    }
+    // An object from before them has neither.
+    loader.override_global("CONNECT_TIMES_ON", &1_u8, false).override_global("AYA_LOG_LEVEL", &0_u8, false);
+    loader.map_max_entries("connect_times", CONNECT_TIMES);
     loader
 }
 

@@ -16,7 +16,7 @@ pub struct HalfOpen<const N: usize> {
     /// The latest backends that left it unanswered or refused it, the latest last; 0: none. Each may answer yet.
     pub tried: [u32; MOST_MOVES],
     /// With [`half_open_flags::ANSWERED`]: the sequence numbers of the latest two answers, the latest first (SCTP: initiate tags). One alone
-    /// stands twice.
+    /// stands twice. Without: [`Self::asked_at`], and 0.
     pub answers: [u32; 2],
     /// SYNs since the flow has its backend, up to 255; UDP: 1.
     pub segments: u8,
@@ -26,6 +26,16 @@ pub struct HalfOpen<const N: usize> {
     pub flags: u8,
     /// Original entry: a bit for each backend in [`Self::tried`] that has refused, and [`REFUSED_BY_LATEST`].
     pub refused: u8,
+}
+
+impl<const N: usize> HalfOpen<N> {
+    /// Reply entry of an unanswered TCP connection: when its backend got the first SYN, in [ticks](crate::connect_times::TICK_NS) that wrap;
+    /// 0: not noted.
+    #[inline(always)]
+    #[must_use]
+    pub const fn asked_at(&self) -> u32 {
+        if self.flags & half_open_flags::ANSWERED == 0 { self.answers[0] } else { 0 }
+    }
 }
 
 /// So many tried backends are remembered.

@@ -61,4 +61,5 @@ names! {
     SERVICE_CIDRS = "service_cidrs",
     CLIENT_SHARES = "client_shares",
     LAYOUT = "layout",
+    CONNECT_TIMES = "connect_times",
 }

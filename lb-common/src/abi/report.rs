@@ -1,6 +1,7 @@
 //! What the agent and the programs leave for each other and for an operator: settings, counters, events.
 
 use super::sizes::sizes;
+use crate::connect_times::BUCKETS;
 
 /// Value of `config` (one element): what a restarted agent compares before it takes the maps over.
 #[repr(C)]
@@ -52,6 +53,36 @@ pub mod stat_kind {
     pub const BACKEND6: u8 = 6;
 }
 
+/// Key of `connect_times`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectKey {
+    /// Backend id or service port id, by `kind`.
+    pub id: u32,
+    /// [`stat_kind`]. That of a service port holds what backends had whose ids were given up since; the agent writes it.
+    pub kind: u32,
+}
+
+/// Value of `connect_times`: how long a backend took to answer SYNs, since it has its id.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectTimes {
+    /// Sum of all times, in [ticks](crate::connect_times::TICK_NS).
+    pub sum: u64,
+    /// Answers by [`crate::connect_times::bucket`] of their time.
+    pub counts: [u64; BUCKETS],
+}
+
+impl ConnectTimes {
+    /// Adds those of another backend.
+    pub fn add(&mut self, other: &Self) {
+        self.sum = self.sum.wrapping_add(other.sum);
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count = count.wrapping_add(more);
+        }
+    }
+}
+
 /// A record in the `events` ring.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,5 +124,7 @@ sizes! {
     Config = 16,
     LoadSettings = 32,
     StatKey = 8,
+    ConnectKey = 8,
+    ConnectTimes = 136,
     Event = 64,
 }

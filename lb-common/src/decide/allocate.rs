@@ -7,7 +7,7 @@ use super::step::Step;
 use super::tables::{FlowTables, Reserved, Tables};
 use super::verdict::Action;
 use super::work::{Work, allocation};
-use super::{fast_path, nat, outlier, schedule};
+use super::{connect_time, fast_path, nat, outlier, schedule};
 use crate::abi::{TCP, flow_flags};
 use crate::limits::{ADDRESS_ATTEMPTS, PORT_ATTEMPTS, SOCKET_ATTEMPTS};
 use crate::outcome::Outcome;
@@ -95,6 +95,7 @@ fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
     let start = if by_tuple { schedule::of_tuple(&packet.key) } else { tables.random() };
     let link = fast_path::opposite_link(flow);
     connection.derive_reply(link);
+    connect_time::begin(tables, work);
     // The client's own sockets are dear to ask.
     let attempts = if asks_sockets { SOCKET_ATTEMPTS } else { PORT_ATTEMPTS };
     // Of a number of 64 bits that it must keep on the stack every kernel knows the bounds.

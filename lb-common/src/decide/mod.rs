@@ -12,6 +12,7 @@ mod client;
 mod closing;
 mod collision;
 mod commit;
+mod connect_time;
 mod connection;
 mod decision;
 mod dsr;

@@ -10,7 +10,7 @@ use super::tables::{Accepted, Established, FlowTables, Tables};
 use super::transition::Transition;
 use super::verdict::Action;
 use super::work::{Work, allocation};
-use super::{affinity, dsr, fast_path, handshake, outlier, retained, select, share};
+use super::{affinity, connect_time, dsr, fast_path, handshake, outlier, retained, select, share};
 use crate::abi::{TCP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
 
@@ -97,6 +97,9 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
     let Some(route) = fast_path::replies(tables, packet, flow, hook) else { return Step::Decided };
     let backend = Standing::of(tables, flow, now);
     let transition = handshake::reply(tables, packet, &connection.reply, backend, now);
+    if matches!(transition, Transition::Accept | Transition::Establish) {
+        connect_time::end(tables, &connection.reply);
+    }
     match transition {
         Transition::Over => {
             commit::remove(tables, work);

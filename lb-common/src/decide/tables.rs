@@ -106,6 +106,12 @@ pub trait Tables<const N: usize> {
     }
     /// Seconds without a packet after which a flow in this state is forgotten.
     fn timeout_s(&mut self, protocol: u8, state: u8) -> u32;
+    /// This moment in ticks of [`crate::connect_times`]; 0: connect times are not measured.
+    fn connect_clock(&mut self) -> u32 {
+        0
+    }
+    /// Counts a connect time of a backend, in ticks.
+    fn count_connect_time(&mut self, _backend: u32, _ticks: u32) {}
     /// Counts what the decision learnt about a backend beside its verdict.
     fn note(&mut self, backend: u32, outcome: Outcome);
     /// Whether the client (a local one) has a live TCP connection of its own whose answers have `work.connection.reply_key`.

@@ -9,6 +9,7 @@ use lb_common::abi::{
     Affinity, AffinityKey, Backend, Bucket, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health,
     Masquerade, Service, ServiceKey, Slot, Vip, VipKey, affinity_tag, half_open_flags, network_flags, tag,
 };
+use lb_common::connect_times;
 use lb_common::decide::{Connection, Pace, Pick, Tables, Work, fresh, is_out, leaves_half, note_tried, try_slot};
 use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S, HAND_OVER};
 use lb_common::outcome::Outcome;
@@ -59,6 +60,10 @@ pub struct Memory<const N: usize = 4> {
     pub adoption_until_s: u32,
     /// The numbers by which another processor marks all half-open entries as answered, right after the next look-up of one.
     pub answered_meanwhile: Option<[u32; 2]>,
+    /// Connect times are measured.
+    pub measures: bool,
+    /// Connect times that were counted: backend, ticks.
+    pub connect_times: Vec<(u32, u32)>,
     pub now_ns: u64,
     pub seed: u32,
     /// Live direct connections of local clients, client → server.
@@ -96,6 +101,8 @@ impl<const N: usize> Memory<N> {
             flood_until_s: 0,
             adoption_until_s: 0,
             answered_meanwhile: None,
+            measures: false,
+            connect_times: Vec::new(),
             now_ns: 1_000_000_000_000,
             seed: 1,
             direct: Vec::new(),
@@ -330,6 +337,14 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn timeout_s(&mut self, protocol: u8, state: u8) -> u32 {
         self.timeouts.of(protocol, state)
+    }
+
+    fn connect_clock(&mut self) -> u32 {
+        if self.measures { connect_times::ticks(self.now_ns) } else { 0 }
+    }
+
+    fn count_connect_time(&mut self, backend: u32, ticks: u32) {
+        self.connect_times.push((backend, ticks));
     }
 
     fn note(&mut self, backend: u32, outcome: Outcome) {

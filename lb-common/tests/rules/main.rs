@@ -12,6 +12,7 @@ mod checksum;
 mod cidr_cover;
 mod clients;
 mod closing;
+mod connect_times;
 mod crc32c;
 mod decide;
 mod drains;

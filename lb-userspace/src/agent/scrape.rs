@@ -74,7 +74,8 @@ impl Scrape {
 
 fn read(maps: &Path, each_service: bool) -> Result<Vec<Series>, MapError> {
     if each_service {
-        let contents = Contents::read(maps, Wanted { stats: true, health: true, ..Wanted::default() })?;
+        let contents =
+            Contents::read(maps, Wanted { stats: true, health: true, connect_times: true, ..Wanted::default() })?;
         let mut all = series::of_outcomes(&contents.outcomes);
         all.extend(series::of_services(&contents, clock::monotonic()));
         return Ok(all);

@@ -295,6 +295,7 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
         timeouts: settings.flow_timeouts.0,
         adoption_until_s: clock::monotonic().second_after(settings.adoption_window),
         flow_counters: settings.flow_counters,
+        connect_times: settings.connect_times,
         program_log_level: settings.program_log_level.as_number(),
         programs: settings.programs.clone(),
         ..datapath::Settings::default()

@@ -8,7 +8,7 @@ use lb_common::{
     outcome::Outcome,
 };
 
-use super::{Store, StoreError, endpoints, endpoints::Endpoints, load, records};
+use super::{Store, StoreError, connect_times, endpoints, endpoints::Endpoints, load, records};
 use crate::{
     maps::{MapError, Pinned, Table},
     model::Family,
@@ -294,10 +294,18 @@ impl Store for KernelStore {
         if !sorted.stats.is_empty() {
             self.remove_stats(&sorted.stats, &mut results);
         }
-        for op in ops {
-            if let Op::FreeBackend { id, .. } = op {
-                self.unreferred.remove(id);
-                endpoints::forget(&self.maps, *id);
+        for (op, result) in ops.iter().zip(&mut results) {
+            let times = match op {
+                Op::FreeBackend { id, .. } => {
+                    self.unreferred.remove(id);
+                    endpoints::forget(&self.maps, *id);
+                    connect_times::retire(&self.maps, *id)
+                }
+                Op::ForgetService { id } => connect_times::forget(&self.maps, *id),
+                _ => Ok(()),
+            };
+            if let Err(error) = times {
+                *result = Err(failed(map_name::CONNECT_TIMES, "changing", &error));
             }
         }
         sorted.names.write(&self.maps.names, &mut results);

@@ -2,6 +2,7 @@
 
 mod audit;
 mod backlog;
+mod connect_times;
 mod dump;
 mod endpoints;
 mod kernel;

@@ -191,11 +191,17 @@ impl Arguments {
         self.sort_by.as_ref().map_or(Ok(()), |by| sort::sort(items, columns, by))
     }
 
+    fn is_machine_read(&self) -> bool {
+        matches!(self.output, ListFormat::Json | ListFormat::Yaml)
+    }
+
     fn wanted(&self) -> Wanted {
         let connections = self.what == What::Connections;
         let counters = ["selected", "refused", "left"];
         let by_counter =
             self.sort_by.as_ref().is_some_and(|by| counters.iter().any(|name| by.eq_ignore_ascii_case(name)));
+        let by_time =
+            self.sort_by.as_ref().is_some_and(|by| ["p50", "p99"].iter().any(|name| by.eq_ignore_ascii_case(name)));
         Wanted {
             flows: match (self.what, self.output) {
                 (What::Connections, ListFormat::Table | ListFormat::Name) if self.sort_by.is_none() => WantedFlows::All,
@@ -208,6 +214,7 @@ impl Arguments {
             health: !connections,
             sockets: connections && self.sockets,
             stats: (self.output == ListFormat::Wide || by_counter) && !connections,
+            connect_times: (self.is_machine_read() || self.output == ListFormat::Wide || by_time) && !connections,
         }
     }
 

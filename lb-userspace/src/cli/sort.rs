@@ -2,6 +2,7 @@
 
 use std::cmp::{Ordering, Reverse};
 
+use crate::observe::connect_time::ConnectTimeView;
 use crate::observe::inventory::{BackendView, ConnectionView, ServiceView};
 use crate::observe::rates::ServiceRates;
 
@@ -54,8 +55,18 @@ pub(super) const SERVICES: &[Column<ServiceView>] = &[
     column("AFFINITY", |a, b| largest_first(a.affinity_timeout_s, b.affinity_timeout_s)),
     column("SELECTED", |a, b| largest_first(a.selected, b.selected)),
     column("REFUSED", |a, b| largest_first(a.refused, b.refused)),
+    column("P50", |a, b| largest_first(p50(a.connect_time), p50(b.connect_time))),
+    column("P99", |a, b| largest_first(p99(a.connect_time), p99(b.connect_time))),
     column("ID", |a, b| a.id.cmp(&b.id)),
 ];
+
+fn p50(times: Option<ConnectTimeView>) -> Option<u64> {
+    times.map(|times| times.p50_microseconds)
+}
+
+fn p99(times: Option<ConnectTimeView>) -> Option<u64> {
+    times.map(|times| times.p99_microseconds)
+}
 
 fn flows(service: &ServiceView) -> u64 {
     service.backends.iter().map(|backend| backend.flows).sum()
@@ -79,6 +90,8 @@ pub(super) const BACKENDS: &[Column<BackendView>] = &[
     column("WEIGHT", |a, b| largest_first(a.weight, b.weight)),
     column("SELECTED", |a, b| largest_first(a.selected, b.selected)),
     column("LEFT", |a, b| largest_first(a.left, b.left)),
+    column("P50", |a, b| largest_first(p50(a.connect_time), p50(b.connect_time))),
+    column("P99", |a, b| largest_first(p99(a.connect_time), p99(b.connect_time))),
     column("ID", |a, b| a.id.cmp(&b.id)),
 ];
 

@@ -108,7 +108,7 @@ fn of_choice(name: &str) -> Option<Facts> {
         "socket_lb" => Facts::value(SocketLb::Host.text()),
         "scheduler" => Facts::value(Scheduler::default().name()).within(names(Scheduler::ALL.map(Scheduler::name))),
         "mode" => Facts::value(Mode::default().name()),
-        "retry" | "protect_node_ports" => Facts::value(Switch::On.text()),
+        "retry" | "protect_node_ports" | "connect_times" => Facts::value(Switch::On.text()),
         "external_ips" | "flow_counters" => Facts::value(Switch::Off.text()),
         "active_checks" => Facts::value("off"),
         "pod_interfaces" | "external_interfaces" | "cgroup_root" | "fast_path" => Facts::value("auto"),

@@ -200,6 +200,11 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub flow_counters: Option<Switch>,
 
+    /// Measure how long backends take to answer a SYN. Fixed when the programs are loaded: off costs nothing
+    #[arg(long, value_name = "on|off")]
+    #[serde(deserialize_with = "text")]
+    pub connect_times: Option<Switch>,
+
     /// Annotations `ballast.dev/NAME` of Services that count: NAME in all namespaces, or NAME=NS+NS in those; or all,
     /// or none. It replaces the default
     #[arg(long, value_name = "NAME[=NAMESPACE+…],…")]

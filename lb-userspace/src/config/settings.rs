@@ -15,6 +15,7 @@ use crate::model::{AllowedAnnotations, Mode, Scheduler, SlotShares};
 
 /// What the agent runs with: every option has a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Settings {
     pub source: Source,
     pub kubeconfig: Option<PathBuf>,
@@ -46,6 +47,7 @@ pub struct Settings {
     pub service_proxy_name: Option<String>,
     pub flow_timeouts: FlowTimeouts,
     pub flow_counters: bool,
+    pub connect_times: bool,
     pub allowed_annotations: AllowedAnnotations,
     pub active_checks: ActiveChecks,
     pub check_limits: CheckLimits,
@@ -118,6 +120,7 @@ impl Options {
             service_proxy_name: self.service_proxy_name.or(other.service_proxy_name),
             flow_timeouts: self.flow_timeouts.or(other.flow_timeouts),
             flow_counters: self.flow_counters.or(other.flow_counters),
+            connect_times: self.connect_times.or(other.connect_times),
             allowed_annotations: self.allowed_annotations.or(other.allowed_annotations),
             active_checks: self.active_checks.or(other.active_checks),
             check_limits: self.check_limits.or(other.check_limits),
@@ -196,6 +199,7 @@ impl Options {
             service_proxy_name: self.service_proxy_name.map(|name| name.0),
             flow_timeouts: self.flow_timeouts.unwrap_or_default(),
             flow_counters: self.flow_counters == Some(Switch::On),
+            connect_times: self.connect_times != Some(Switch::Off),
             allowed_annotations: self.allowed_annotations.unwrap_or_else(|| allowed_by(&source)),
             active_checks: self.active_checks.unwrap_or_default(),
             check_limits: self.check_limits.unwrap_or_default(),

@@ -53,9 +53,10 @@ const PEER_MACS: &str = "peer_macs";
 /// aya-log's map.
 const LOG_RING: &str = "AYA_LOGS";
 
-/// Maps that hold nothing but counts, so that others of another size may take their place: `--flow-counters` changes it, and a version that
-/// knows more outcomes.
-pub(super) const COUNTERS: [&str; 3] = [map_name::TRAFFIC4, map_name::TRAFFIC6, map_name::OUTCOMES];
+/// Maps that hold nothing but counts, so that others of another size may take their place: `--flow-counters` and `--connect-times` change it, and
+/// a version that knows more outcomes.
+pub(super) const COUNTERS: [&str; 4] =
+    [map_name::TRAFFIC4, map_name::TRAFFIC6, map_name::OUTCOMES, map_name::CONNECT_TIMES];
 
 /// What the programs are made of. Read again, it gives the same programs with the same maps.
 #[derive(Clone, Debug)]
@@ -175,6 +176,7 @@ fn constants(settings: &Settings, ports: SourcePorts) -> Vec<Constant> {
         ("FAST_PATH_ON", number(u8::from(settings.fast_path != FastPath::Off))),
         ("EVENTS_ON", number(u8::from(settings.events))),
         ("FLOW_COUNTERS", number(u8::from(settings.flow_counters))),
+        ("CONNECT_TIMES_ON", number(u8::from(settings.connect_times))),
         ("SNAT_PORT_FIRST", number(ports.first)),
         ("SNAT_PORT_COUNT", number(ports.count)),
         ("LOCAL_PORT_FIRST", number(ports.local_first)),

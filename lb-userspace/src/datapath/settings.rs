@@ -10,6 +10,7 @@ pub use crate::config::{FastPath, Interfaces, MapSizes, PortRange, SocketLb, TcA
 
 /// Everything that [`super::Datapath::open`] needs to know.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Settings {
     /// Mount point of the bpf file system; maps and links are pinned in `<bpffs>/ballast/`.
     pub bpffs: PathBuf,
@@ -45,6 +46,8 @@ pub struct Settings {
     pub adoption_until_s: u32,
     /// Whether packets and bytes of each flow are counted.
     pub flow_counters: bool,
+    /// Whether it is measured how long backends take to answer a SYN.
+    pub connect_times: bool,
     /// Key of the hashes of `client_shares`. Found or drawn by [`super::Datapath::open`].
     pub client_key: u32,
     /// Whether the programs write event records to the ring.
@@ -80,6 +83,7 @@ impl Default for Settings {
             timeouts: Timeouts::DEFAULT,
             adoption_until_s: 0,
             flow_counters: false,
+            connect_times: true,
             client_key: 0,
             events: true,
             program_log_level: 0,
@@ -95,6 +99,7 @@ impl Settings {
         match map {
             map_name::TRAFFIC4 if self.flow_counters => Some(self.sizes.flows4.saturating_add(self.sizes.udp_flows)),
             map_name::TRAFFIC6 if self.flow_counters => Some(self.sizes.flows6.saturating_add(self.sizes.udp_flows)),
+            map_name::CONNECT_TIMES if self.connect_times => Some(limits::CONNECT_TIMES),
             _ => self.sizes.of(map),
         }
     }

@@ -38,6 +38,7 @@ impl Series {
         let (end, kind) = match self.kind {
             MetricKind::Counter => ("_total", "counter"),
             MetricKind::Gauge => ("", "gauge"),
+            MetricKind::Histogram => ("", "histogram"),
         };
         Description { name: format!("{}{end}", self.name), kind: kind.to_owned(), help: self.help }
     }

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use aya::Pod;
 use lb_common::abi::{
-    Backend, Config, Flow, FlowKey, HalfOpen, Health, Link, LoadSettings, Service, ServiceKey, ServiceName, SocketKey,
-    SocketPeer, StatKey, Traffic, V4, V6, backend_state, flow_flags, flow_state, map_name,
+    Backend, Config, ConnectKey, ConnectTimes, Flow, FlowKey, HalfOpen, Health, Link, LoadSettings, Service,
+    ServiceKey, ServiceName, SocketKey, SocketPeer, StatKey, Traffic, V4, V6, backend_state, flow_flags, flow_state,
+    map_name,
 };
 use lb_common::outcome::Outcome;
 
@@ -49,6 +50,8 @@ pub struct Contents {
     pub names: Vec<(u32, ServiceName)>,
     /// Sums over all CPUs.
     pub stats: Vec<(StatKey, u64)>,
+    /// How long backends took to answer SYNs.
+    pub connect_times: Vec<(ConnectKey, ConnectTimes)>,
     /// Sums over all CPUs.
     pub outcomes: Vec<(Outcome, u64)>,
     pub links: Vec<(u32, Link)>,
@@ -61,11 +64,13 @@ pub struct Contents {
 
 /// Which of the large tables are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a table of its own")]
 pub struct Wanted {
     pub flows: WantedFlows,
     pub health: bool,
     pub sockets: bool,
     pub stats: bool,
+    pub connect_times: bool,
 }
 
 /// How much of the flows is wanted.
@@ -127,9 +132,14 @@ impl Contents {
             adoption_until_s: pinned.adoption.as_ref().and_then(|map| map.get(&0, 0).ok()).unwrap_or_default(),
             settings: pinned.settings.get(&0, 0).map_err(reading(map_name::SETTINGS))?,
             stats: Vec::new(),
+            connect_times: Vec::new(),
         };
         if wanted.stats {
             contents.stats = stats(&pinned)?;
+        }
+        // Tables of an earlier version have none.
+        if wanted.connect_times && pinned.connect_times.is_some() {
+            contents.connect_times = reader.all(map_name::CONNECT_TIMES)?;
         }
         Ok(contents)
     }

@@ -66,6 +66,7 @@ pub struct Inventory<'a> {
     /// Flows that have not expired, by backend.
     flows: HashMap<BackendKey, FlowCounts>,
     counters: HashMap<(u8, u32), Vec<(Outcome, u64)>>,
+    connect_times: HashMap<abi::ConnectKey, &'a abi::ConnectTimes>,
 }
 
 /// How many flows a backend has.
@@ -97,7 +98,8 @@ impl<'a> Inventory<'a> {
                 counters.entry((key.kind, key.id)).or_default().push((outcome, *count));
             }
         }
-        Self { contents, now, names, timeouts, flows, counters }
+        let connect_times = contents.connect_times.iter().map(|(key, times)| (*key, times)).collect();
+        Self { contents, now, names, timeouts, flows, counters, connect_times }
     }
 
     /// The name of a service port; its id where the name is gone.
@@ -112,6 +114,11 @@ impl<'a> Inventory<'a> {
     fn counted(&self, kind: u8, id: u32, outcome: Outcome) -> u64 {
         let counters = self.counters.get(&(kind, id)).map_or(&[][..], Vec::as_slice);
         counters.iter().filter(|(counted, _)| *counted == outcome).map(|(_, count)| count).sum()
+    }
+
+    /// Connect times of a backend, or those that a service keeps of earlier ones.
+    fn connect_times(&self, kind: u8, id: u32) -> Option<&'a abi::ConnectTimes> {
+        self.connect_times.get(&abi::ConnectKey { id, kind: kind.into() }).copied()
     }
 
     /// Whether the programs count packets and bytes of each connection (`--flow-counters on`).

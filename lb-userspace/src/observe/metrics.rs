@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use lb_common::outcome::Outcome;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, text};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet, text};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
@@ -19,7 +19,7 @@ use prometheus_client::registry::Registry;
 use super::catalogue::{Catalogue, Description};
 use super::health::Probe;
 use super::report::PassReport;
-use super::series::{MetricKind, Series};
+use super::series::{Distribution, MetricKind, Series};
 use crate::source::api_requests::ApiRequests;
 
 type Label = [(&'static str, String); 1];
@@ -237,6 +237,7 @@ impl Collector for Readings {
             let kind = match series.kind {
                 MetricKind::Counter => MetricType::Counter,
                 MetricKind::Gauge => ConstGauge::<f64>::TYPE,
+                MetricKind::Histogram => MetricType::Histogram,
             };
             let mut metric = encoder.encode_descriptor(series.name, series.help, None, kind)?;
             for (labels, value) in &series.points {
@@ -245,7 +246,12 @@ impl Collector for Readings {
                     (MetricKind::Gauge, false) => ConstGauge::new(*value).encode(metric.encode_family(labels)?)?,
                     // A family without labels would be written with empty braces.
                     (MetricKind::Gauge, true) => metric.encode_gauge(value)?,
+                    (MetricKind::Histogram, _) => {}
                 }
+            }
+            for (labels, Distribution { sum, buckets }) in &series.histograms {
+                let count = buckets.iter().map(|(_, count)| count).sum();
+                metric.encode_family(labels)?.encode_histogram::<NoLabelSet>(*sum, count, buckets, None)?;
             }
         }
         Ok(())
@@ -261,8 +267,30 @@ mod tests {
         let metrics = Metrics::new(&ApiRequests::default(), || {
             let labels = vec![("outcome", "selected".into())];
             vec![
-                Series { name: "ballast_outcomes", help: "", kind: MetricKind::Counter, points: vec![(labels, 3.0)] },
-                Series { name: "ballast_ready", help: "", kind: MetricKind::Gauge, points: vec![(Vec::new(), 1.0)] },
+                Series {
+                    name: "ballast_outcomes",
+                    help: "",
+                    kind: MetricKind::Counter,
+                    points: vec![(labels, 3.0)],
+                    histograms: Vec::new(),
+                },
+                Series {
+                    name: "ballast_seconds",
+                    help: "",
+                    kind: MetricKind::Histogram,
+                    points: Vec::new(),
+                    histograms: vec![(
+                        vec![("service", "web".into())],
+                        Distribution { sum: 2.5, buckets: vec![(0.5, 3), (f64::INFINITY, 1)] },
+                    )],
+                },
+                Series {
+                    name: "ballast_ready",
+                    help: "",
+                    kind: MetricKind::Gauge,
+                    points: vec![(Vec::new(), 1.0)],
+                    histograms: Vec::new(),
+                },
             ]
         });
         metrics.probed(Probe::Healthz, StatusCode::SERVICE_UNAVAILABLE);
@@ -279,6 +307,11 @@ mod tests {
             "ballast_table_failures_total 1",
             "kubeproxy_sync_proxy_rules_duration_seconds_count 1",
             "ballast_ready 1.0",
+            "# TYPE ballast_seconds histogram",
+            "ballast_seconds_bucket{le=\"0.5\",service=\"web\"} 3",
+            "ballast_seconds_bucket{le=\"+Inf\",service=\"web\"} 4",
+            "ballast_seconds_sum{service=\"web\"} 2.5",
+            "ballast_seconds_count{service=\"web\"} 4",
             "kubeproxy_sync_proxy_rules_endpoint_changes_total 5",
             "# TYPE kubeproxy_sync_proxy_rules_endpoint_changes_total counter",
             "# HELP kubeproxy_proxy_healthz_total Answers of /healthz by code.",

@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub mod catalogue;
+pub mod connect_time;
 pub mod contents;
 pub mod event_stream;
 pub mod event_view;

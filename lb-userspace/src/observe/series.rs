@@ -14,6 +14,7 @@ pub enum MetricKind {
     /// The name is written without `_total`.
     Counter,
     Gauge,
+    Histogram,
 }
 
 /// A metric with all its series.
@@ -22,14 +23,24 @@ pub struct Series {
     pub name: &'static str,
     pub help: &'static str,
     pub kind: MetricKind,
+    /// Those of a histogram are in `histograms`.
     pub points: Vec<(Labels, f64)>,
+    pub histograms: Vec<(Labels, Distribution)>,
+}
+
+/// What a histogram has counted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Distribution {
+    pub sum: f64,
+    /// Upper bound and count of each bucket, those below it not included. The last bound is infinite.
+    pub buckets: Vec<(f64, u64)>,
 }
 
 /// Names and values.
 pub type Labels = Vec<(&'static str, String)>;
 
 fn series(name: &'static str, help: &'static str, kind: MetricKind, points: Vec<(Labels, f64)>) -> Series {
-    Series { name, help, kind, points }
+    Series { name, help, kind, points, histograms: Vec::new() }
 }
 
 fn gauge(name: &'static str, help: &'static str, value: f64) -> Series {

@@ -1,5 +1,8 @@
 //! `get` as text: names first, what `ipvsadm -ln` shows at a glance.
 
+use lb_common::abi::ConnectTimes;
+
+use super::connect_time::percentile_text;
 use super::inventory::{BackendView, ConnectionView, ServiceView};
 use super::table::{aligned, or_dash, place};
 
@@ -7,7 +10,7 @@ use super::table::{aligned, or_dash, place};
 pub fn services(services: &[ServiceView], wide: bool) -> String {
     let mut header = vec!["NAMESPACE", "SERVICE", "PORT", "ADDRESS", "KIND/STATE", "FLOWS", "DEADLINE"];
     if wide {
-        header.extend(["SCHEDULER", "AFFINITY", "RATE-LIMIT", "SELECTED", "REFUSED", "ID"]);
+        header.extend(["SCHEDULER", "AFFINITY", "RATE-LIMIT", "SELECTED", "REFUSED", "P50", "P99", "ID"]);
     }
     aligned(&header, services.iter().flat_map(|service| service_rows(service, wide)))
 }
@@ -28,7 +31,9 @@ fn service_rows(service: &ServiceView, wide: bool) -> Vec<Vec<String>> {
                 let affinity = (service.affinity_timeout_s != 0).then(|| format!("{}s", service.affinity_timeout_s));
                 let limit = service.rate_limit.map(|limit| format!("{}/{}", limit.rate, limit.burst));
                 row.extend([service.scheduler.to_owned(), or_dash(affinity), or_dash(limit)]);
-                row.extend([service.selected.to_string(), service.refused.to_string(), service.id.to_string()]);
+                row.extend([service.selected.to_string(), service.refused.to_string()]);
+                row.extend(percentiles(Some(&service.connect_times)));
+                row.push(service.id.to_string());
             }
         }
         rows.push(row);
@@ -48,7 +53,8 @@ fn service_rows(service: &ServiceView, wide: bool) -> Vec<Vec<String>> {
 pub fn backends(backends: &[BackendView], wide: bool) -> String {
     let mut header = vec!["ADDRESS", "NAMESPACE", "SERVICE", "PORT", "STATE", "FLOWS", "DEADLINE"];
     if wide {
-        header.extend(["ANSWERED", "HALF-OPEN", "LOCAL", "SERVING", "WEIGHT", "SELECTED", "LEFT", "ID", "GENERATION"]);
+        header.extend(["ANSWERED", "HALF-OPEN", "LOCAL", "SERVING", "WEIGHT", "SELECTED", "LEFT"]);
+        header.extend(["P50", "P99", "ID", "GENERATION"]);
     }
     let mut last = None;
     let rows = backends.iter().map(|backend| {
@@ -61,12 +67,9 @@ pub fn backends(backends: &[BackendView], wide: bool) -> String {
         if wide {
             row.extend([ago(backend.answered_seconds), backend.half_open_flows.to_string()]);
             row.extend([yes(backend.local), yes(backend.serving), backend.weight.to_string()]);
-            row.extend([
-                backend.selected.to_string(),
-                backend.left.to_string(),
-                backend.id.to_string(),
-                backend.generation.to_string(),
-            ]);
+            row.extend([backend.selected.to_string(), backend.left.to_string()]);
+            row.extend(percentiles(backend.connect_times.as_deref()));
+            row.extend([backend.id.to_string(), backend.generation.to_string()]);
         }
         row
     });
@@ -129,6 +132,11 @@ fn port_text(service: &ServiceView) -> String {
     if service.port_name.is_empty() { port } else { format!("{port} {}", service.port_name) }
 }
 
+/// The median and the 99th percentile of connect times.
+fn percentiles(times: Option<&ConnectTimes>) -> [String; 2] {
+    [50, 99].map(|percent| percentile_text(times, percent))
+}
+
 fn in_seconds(seconds: Option<u64>) -> String {
     or_dash(seconds.map(|seconds| format!("{seconds}s")))
 }
@@ -175,13 +183,13 @@ mod tests {
     fn wide_services_show_counters_and_ids() {
         let contents = contents();
         insta::assert_snapshot!(services(&Inventory::new(&contents, NOW).services(), true), @r"
-        NAMESPACE  SERVICE  PORT         ADDRESS            KIND/STATE          FLOWS  DEADLINE  SCHEDULER  AFFINITY  RATE-LIMIT  SELECTED  REFUSED  ID
-        demo       web      80/TCP http  10.96.0.1:80       ClusterIP           3      -         random     -         -           0         0        1
+        NAMESPACE  SERVICE  PORT         ADDRESS            KIND/STATE          FLOWS  DEADLINE  SCHEDULER  AFFINITY  RATE-LIMIT  SELECTED  REFUSED  P50  P99  ID
+        demo       web      80/TCP http  10.96.0.1:80       ClusterIP           3      -         random     -         -           0         0        -    -    1
                                          [fd00::1]:80       ClusterIP
                                          -> 10.1.0.2:8080   active              2      -
                                          -> 10.1.0.3:8080   draining            1      30s
                                          -> [fd00::2]:8080  active              0      -
-        other      empty    80/TCP       10.96.0.2:80       ClusterIP, refuses  0      -         random     -         -           0         0        2
+        other      empty    80/TCP       10.96.0.2:80       ClusterIP, refuses  0      -         random     -         -           0         0        -    -    2
         ");
     }
 

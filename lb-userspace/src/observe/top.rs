@@ -1,12 +1,15 @@
 //! What `ballast top` shows: each service port with its rates, connections and drains. Pure.
 
+use lb_common::abi::ConnectTimes;
+
+use super::connect_time::{between, percentile_text};
 use super::inventory::{BackendOfService, ServiceView};
 use super::rates::{self, Reading};
 use super::report::SourceReport;
 use super::table::{aligned, or_dash, place};
 
 /// Columns of the services. The first three are names.
-pub const SERVICE_COLUMNS: [&str; 11] = [
+pub const SERVICE_COLUMNS: [&str; 12] = [
     "NAMESPACE",
     "SERVICE",
     "PORT",
@@ -15,13 +18,14 @@ pub const SERVICE_COLUMNS: [&str; 11] = [
     "HALF-OPEN",
     "RETRIES/S",
     "REFUSED/S",
+    "P99",
     "BACKENDS",
     "DRAINS",
     "DEADLINE",
 ];
 /// Columns of the backends of a service. The first two are names.
-pub const BACKEND_COLUMNS: [&str; 8] =
-    ["ADDRESS", "STATE", "NEW/S", "OPEN", "HALF-OPEN", "RETRIES/S", "PERIOD", "DEADLINE"];
+pub const BACKEND_COLUMNS: [&str; 9] =
+    ["ADDRESS", "STATE", "NEW/S", "OPEN", "HALF-OPEN", "RETRIES/S", "P99", "PERIOD", "DEADLINE"];
 
 /// A service port at the time of a reading.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +53,8 @@ pub struct ServiceRate {
     pub retries: f64,
     /// New connections that were refused or dropped.
     pub refusals: f64,
+    /// Connect times since the reading before.
+    pub connect_times: ConnectTimes,
 }
 
 /// A backend of a service port.
@@ -76,6 +82,8 @@ pub struct BackendRate {
     pub connections: f64,
     /// SYNs that were sent again and left this backend.
     pub retries: f64,
+    /// Connect times since the reading before.
+    pub connect_times: ConnectTimes,
 }
 
 /// The services of `after`, in their order; with rates if there is an earlier reading.
@@ -92,12 +100,19 @@ pub fn rows(before: Option<&Reading>, after: &Reading) -> Vec<ServiceRow> {
             connections: rates.rates.connections,
             retries: per_second(service.retries, earlier.map_or(0, |known| known.retries)),
             refusals: per_second(service.refusals, earlier.map_or(0, |known| known.refusals)),
+            connect_times: between(earlier.map(|known| &*known.connect_times), &service.connect_times),
         };
         let of_backend = |(backend, rates): (&BackendOfService, &rates::BackendRates)| {
             let is_same = |known: &&BackendOfService| (known.address, known.port) == (backend.address, backend.port);
             let known = earlier.and_then(|service| service.backends.iter().find(is_same));
             let retries = per_second(backend.retries(), known.map_or(0, BackendOfService::retries));
-            BackendRate { connections: rates.rates.connections, retries }
+            let before = known.and_then(|known| known.connect_times.as_deref());
+            let connect_times = backend.connect_times.as_deref().map(|after| between(before, after));
+            BackendRate {
+                connections: rates.rates.connections,
+                retries,
+                connect_times: connect_times.unwrap_or_default(),
+            }
         };
         let of_backends = service.backends.iter().zip(&rates.backends).map(of_backend).collect();
         row(service, Some(rate), of_backends)
@@ -160,6 +175,7 @@ impl ServiceRow {
             self.half_open.to_string(),
             rate(|rates| rates.retries),
             rate(|rates| rates.refusals),
+            percentile_text(self.rates.as_ref().map(|rates| &rates.connect_times), 99),
             format!("{takes}/{}", self.backends.len()),
             drains.to_string(),
             left(next, elapsed),
@@ -178,6 +194,7 @@ impl BackendRow {
             self.open.to_string(),
             self.half_open.to_string(),
             rate(|rates| rates.retries),
+            percentile_text(self.rates.as_ref().map(|rates| &rates.connect_times), 99),
             left(self.drain_seconds, elapsed),
             left(self.deadline_seconds, elapsed),
         ]
@@ -215,10 +232,11 @@ pub fn freshness(source: &SourceReport) -> (String, bool) {
 mod tests {
     use std::time::Duration;
 
-    use lb_common::abi::{StatKey, stat_kind};
+    use lb_common::abi::{ConnectKey, StatKey, stat_kind};
     use lb_common::outcome::Outcome;
 
     use super::*;
+    use crate::observe::connect_time::tests::times;
     use crate::observe::inventory::tests::{NOW, contents};
 
     fn two_readings() -> (Reading, Reading) {
@@ -247,6 +265,19 @@ mod tests {
     }
 
     #[test]
+    fn connect_times_are_those_between_the_readings() {
+        let (mut before, mut after) = (contents(), contents());
+        let key = ConnectKey { id: 1, kind: stat_kind::BACKEND4.into() };
+        before.connect_times = vec![(key, times(&[(500, 300_000)]))];
+        after.connect_times = vec![(key, times(&[(500, 300_000), (3, 100)]))];
+        let (before, after) = (Reading::new(&before, NOW, false), Reading::new(&after, NOW, false));
+        let shown = rows(Some(&before), &after);
+        assert_eq!((shown[0].cells(0)[8].as_str(), shown[0].backends[0].cells(0)[6].as_str()), ("<132us", "<132us"));
+        assert_eq!(shown[0].backends[1].cells(0)[6], "-");
+        assert_eq!(rows(None, &after)[0].cells(0)[8], "-");
+    }
+
+    #[test]
     fn without_an_earlier_reading_there_are_no_rates() {
         let (first, _) = two_readings();
         let cells = rows(None, &first)[0].cells(0);
@@ -257,12 +288,12 @@ mod tests {
     fn drains_count_down() {
         let (first, _) = two_readings();
         let rows = rows(None, &first);
-        let shown = |elapsed| rows[0].cells(elapsed)[9..].to_vec();
+        let shown = |elapsed| rows[0].cells(elapsed)[10..].to_vec();
         assert_eq!(shown(0), ["1", "30s"]);
         assert_eq!(shown(10), ["1", "20s"]);
         assert_eq!(shown(40), ["1", "0s"]);
         let draining = rows[0].backends.iter().find(|backend| backend.state == "draining").expect("one drains");
-        assert_eq!(draining.cells(3)[6..], ["7s", "27s"]);
+        assert_eq!(draining.cells(3)[7..], ["7s", "27s"]);
     }
 
     #[test]

@@ -277,9 +277,9 @@ fn it_gives_the_terminal_away_while_it_is_suspended() {
     top.shows("tables: ");
     for by_key in [true, false] {
         if by_key {
-            top.press("\x1a")
+            top.press("\x1a");
         } else {
-            top.signal(Signal::SIGTSTP)
+            top.signal(Signal::SIGTSTP);
         }
         let stat = format!("/proc/{}/stat", top.process.id());
         until("it is not stopped", || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T ")));

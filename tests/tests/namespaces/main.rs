@@ -13,6 +13,7 @@ mod catch_all;
 mod checks;
 mod collisions;
 mod confined;
+mod connect_times;
 mod connections;
 mod conntrack;
 mod contrast;

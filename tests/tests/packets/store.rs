@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::D
 
 use anyhow::{Context, Result};
 use aya::EbpfLoader;
-use lb_common::abi::{Slot, StatKey, backend_flags, backend_state, map_name, stat_kind};
+use lb_common::abi::{
+    Backend, ConnectKey, ConnectTimes, Slot, StatKey, backend_flags, backend_state, map_name, stat_kind,
+};
 use lb_common::outcome::Outcome;
 use lb_tests::test_run::object;
 use lb_userspace::{
@@ -375,9 +377,39 @@ fn ids_that_are_given_up_cost_no_more_calls_than_they_have_counters() -> Result<
         let calls = store.calls() - before;
         let left = maps.stats.keys().flatten().filter(|key| key.id <= freed).count();
         assert_eq!((left, maps.stats.keys().count()), (0, (OTHERS * u32::from(outcomes)) as usize));
-        // For few ids the table is not searched: each counter that there may be is one call. Two more are about the endpoint.
+        // For few ids the table is not searched: each counter that there may be is one call. Two more are about the endpoint, and one
+        // about connect times.
         let counters = if freed < 1_000 { Outcome::ALL.len() as u64 } else { outcomes.into() };
-        assert!(calls <= u64::from(freed) * (counters + 2) + 100, "{freed} ids took {calls} calls");
+        assert!(calls <= u64::from(freed) * (counters + 3) + 100, "{freed} ids took {calls} calls");
     }
+    Ok(())
+}
+
+#[test]
+fn connect_times_of_a_backend_that_is_gone_become_its_services_and_go_with_it() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    pin_maps(dir.path(), &[(map_name::CONNECT_TIMES, 16)])?;
+    let (mut store, maps) = (KernelStore::new(Pinned::open(dir.path())?), Pinned::open(dir.path())?);
+    let times = maps.connect_times.as_ref().expect("the programs' map");
+    let key = |id, kind: u8| ConnectKey { id, kind: kind.into() };
+    let of_service = || times.get(&key(7, stat_kind::SERVICE));
+    let one = |bucket: usize, sum| {
+        let mut times = ConnectTimes { sum, ..ConnectTimes::default() };
+        times.counts[bucket] = 1;
+        times
+    };
+    for (id, time) in [(1, one(2, 100)), (2, one(15, 9_000))] {
+        maps.backends4.put(&id, &Backend { service: 7, ..maps.backends4.get(&id)?.expect("an element") })?;
+        times.put(&key(id, stat_kind::BACKEND4), &time)?;
+    }
+    let free = |id| Op::FreeBackend { id: BackendId { family: Family::V4, id }, generation: 2 };
+    for (id, answers, sum) in [(1, 1, 100), (2, 2, 9_100), (2, 2, 9_100)] {
+        assert!(store.apply_all(&[&free(id)]).iter().all(Result::is_ok));
+        assert_eq!(times.get(&key(id, stat_kind::BACKEND4))?, None, "backend {id} begins anew");
+        let kept = of_service()?.expect("what its backends had");
+        assert_eq!((kept.counts.iter().sum::<u64>(), kept.sum), (answers, sum), "after backend {id}");
+    }
+    assert!(store.apply_all(&[&Op::ForgetService { id: 7 }]).iter().all(Result::is_ok));
+    assert_eq!(of_service()?, None);
     Ok(())
 }

@@ -248,7 +248,7 @@ mod tests {
             let header: Vec<_> = lines[2].split_whitespace().collect();
             assert_eq!(header, SERVICE_COLUMNS);
             let web: Vec<_> = lines[3].split_whitespace().collect();
-            assert_eq!(web, ["demo", "web", "80/TCP", "1.0", "10", "2", "0", "0", "1/2", "1", "30s"]);
+            assert_eq!(web, ["demo", "web", "80/TCP", "1.0", "10", "2", "0", "0", "-", "1/2", "1", "30s"]);
             assert!(lines[7].contains("q quit"), "{}", lines[7]);
         }
     }
@@ -260,7 +260,7 @@ mod tests {
         let lines = screen(&mut model, &Status { elapsed: 4, ..status() }, 100, 9);
         assert_eq!(lines[2], "demo/dns:80 TCP");
         let draining: Vec<_> = lines[5].split_whitespace().collect();
-        assert_eq!(draining, ["10.1.2.2:8080", "draining", "-", "5", "1", "-", "6s", "26s"]);
+        assert_eq!(draining, ["10.1.2.2:8080", "draining", "-", "5", "1", "-", "-", "6s", "26s"]);
         model.take(Vec::new());
         assert!(screen(&mut model, &status(), 100, 9)[2].contains("demo/dns:80 is gone"));
     }
@@ -283,7 +283,7 @@ mod tests {
         let lines = screen(&mut model, &status(), 100, 6);
         let cells: Vec<_> = lines[3].split_whitespace().collect();
         assert!(cells[1].ends_with('…') && cells[1].starts_with("nnn"), "{}", lines[3]);
-        assert_eq!((cells[3], cells[10]), ("12345", "30s"));
+        assert_eq!((cells[3], cells[11]), ("12345", "30s"));
         assert_eq!(fit("longer", 4), "lon…");
         assert_eq!(fit("same", 4), "same");
     }

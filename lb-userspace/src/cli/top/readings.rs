@@ -194,7 +194,13 @@ fn ask_agent(wanted: &Wanted) -> Agent {
 
 /// Reads the tables; rates are those since `earlier`.
 fn read_tables(wanted: &Wanted, earlier: &mut Option<Reading>) -> Result<Vec<ServiceRow>, crate::maps::MapError> {
-    let large = contents::Wanted { flows: WantedFlows::All, health: true, stats: true, ..contents::Wanted::default() };
+    let large = contents::Wanted {
+        flows: WantedFlows::All,
+        health: true,
+        stats: true,
+        connect_times: true,
+        ..contents::Wanted::default()
+    };
     let at = clock::monotonic();
     let contents = Contents::read(&maps_dir(&wanted.bpffs), large)?;
     let mut reading = Reading::new(&contents, at, false);

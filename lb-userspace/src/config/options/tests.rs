@@ -10,7 +10,7 @@ fn from_flags(flags: &[&str]) -> Options {
     Options::from_arg_matches(&matches).expect("valid flags")
 }
 
-const FLAGS: [&str; 54] = [
+const FLAGS: [&str; 55] = [
     "--source=kube",
     "--kubeconfig=/k",
     "--api-server=https://10.0.0.1:6443,https://10.0.0.2:6443",
@@ -40,6 +40,7 @@ const FLAGS: [&str; 54] = [
     "--service-proxy-name=ballast",
     "--flow-timeouts=open=2h,udp-stream=1m",
     "--flow-counters=on",
+    "--connect-times=off",
     "--allowed-annotations=scheduler,mode=edge+web",
     "--active-checks=pods,192.0.2.0/24",
     "--check-limits=per-second=10,in-flight=3",
@@ -113,6 +114,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!((settings.slot_shares.service, settings.slot_shares.namespace), (16, 4));
     assert_eq!(settings.flow_timeouts.0, lb_common::state::Timeouts::DEFAULT);
     assert!(!settings.flow_counters);
+    assert!(settings.connect_times);
     assert_eq!(settings.active_checks, ActiveChecks::Off);
     assert_eq!((settings.check_limits.per_second.get(), settings.check_limits.in_flight.get()), (200, 128));
     assert_eq!(settings.audit_interval, Some(Duration::from_secs(30)));

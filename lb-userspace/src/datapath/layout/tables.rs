@@ -72,7 +72,9 @@ pub(super) fn nature(map: &str) -> Nature {
         }
         name::FRAGMENTS4 => Nature::Fragments(Family::V4),
         name::FRAGMENTS6 => Nature::Fragments(Family::V6),
-        name::OUTCOMES | name::STATS | name::TURNS | name::TRAFFIC4 | name::TRAFFIC6 => Nature::Counted,
+        name::OUTCOMES | name::STATS | name::TURNS | name::TRAFFIC4 | name::TRAFFIC6 | name::CONNECT_TIMES => {
+            Nature::Counted
+        }
         // `layout` describes its own set. Rings and storages of sockets cannot be copied. The places of the filter's bits and of the clients'
         // counters follow from their number; the agent sets both anew.
         _ => Nature::Fresh,

@@ -2,12 +2,13 @@
 
 use std::net::IpAddr;
 
-use lb_common::abi::{Backend, Health, backend_flags, backend_state};
+use lb_common::abi::{Backend, ConnectTimes, Health, backend_flags, backend_state};
 use lb_common::outcome::Outcome;
 use serde::Serialize;
 
 use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_unhealthy, seconds, state_name};
 use crate::model::Monotonic;
+use crate::observe::connect_time::ConnectTimeView;
 
 /// A backend: an endpoint of a service port.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub struct BackendView {
     pub drain_seconds: Option<u64>,
     /// Seconds until the eviction deadline, when its last connections end, rounded up; null: no deadline.
     pub deadline_seconds: Option<u64>,
+    /// How long it took to answer SYNs; null: nothing was measured.
+    pub connect_time: Option<ConnectTimeView>,
     #[serde(skip)]
     pub protocol: &'static str,
     #[serde(skip)]
@@ -52,6 +55,8 @@ pub struct BackendView {
     /// Connections that left it because it did not answer, or whose refusal by it was suppressed, ever.
     #[serde(skip)]
     pub left: u64,
+    #[serde(skip)]
+    pub connect_times: Option<Box<ConnectTimes>>,
 }
 
 impl BackendView {
@@ -94,6 +99,7 @@ impl Inventory<'_> {
         let flows = self.flows_of(id, backend);
         let name = self.name(backend.service);
         let count = |outcome| self.counted(backend_stat_kind::<N>(), id, outcome);
+        let connect_times = self.connect_times(backend_stat_kind::<N>(), id);
         BackendView {
             namespace: name.namespace,
             service: name.service,
@@ -109,6 +115,7 @@ impl Inventory<'_> {
             answered_seconds: self.seconds_since(health.answered_s),
             drain_seconds: self.deadline_seconds(backend.drain_ds),
             deadline_seconds: self.deadline_seconds(backend.deadline_ds),
+            connect_time: connect_times.and_then(ConnectTimeView::of),
             protocol: name.protocol,
             id,
             generation: backend.generation,
@@ -116,6 +123,7 @@ impl Inventory<'_> {
             serving: backend.flags & backend_flags::SERVING != 0,
             selected: count(Outcome::Selected) + count(Outcome::SocketConnected) + count(Outcome::SocketSent),
             left: count(Outcome::Retried) + count(Outcome::SuppressedRefusal),
+            connect_times: connect_times.map(|times| Box::new(*times)),
         }
     }
 

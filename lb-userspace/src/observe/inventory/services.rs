@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use lb_common::abi::{backend_state, frontend_kind, stat_kind};
+use lb_common::abi::{ConnectTimes, backend_state, frontend_kind, stat_kind};
 use lb_common::outcome::Outcome;
 use serde::Serialize;
 
 use super::backends::health_of;
 use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_unhealthy, state_name};
 use crate::model::Scheduler;
+use crate::observe::connect_time::ConnectTimeView;
 
 /// A service port.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub struct ServiceView {
     /// New flows in a second that each network of external clients may make, and how many at once; none: any number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limit: Option<RateLimitView>,
+    /// How long its backends took to answer SYNs, those that it had before included; null: nothing was measured.
+    pub connect_time: Option<ConnectTimeView>,
     #[serde(skip)]
     pub port_name: String,
     /// Flows that were given a backend, ever.
@@ -47,6 +50,8 @@ pub struct ServiceView {
     /// New connections that were refused or dropped, ever: [`REFUSALS`].
     #[serde(skip)]
     pub refusals: u64,
+    #[serde(skip)]
+    pub connect_times: Box<ConnectTimes>,
 }
 
 /// The rate limit of a service port.
@@ -121,6 +126,8 @@ pub struct BackendOfService {
     pub port: u16,
     pub state: &'static str,
     #[serde(skip)]
+    pub connect_times: Option<Box<ConnectTimes>>,
+    #[serde(skip)]
     pub ejected: bool,
     #[serde(skip)]
     pub unhealthy: bool,
@@ -160,6 +167,7 @@ impl Inventory<'_> {
         for service in &mut services {
             service.frontends.sort_unstable();
             service.backends.sort_unstable();
+            service.connect_time = ConnectTimeView::of(&service.connect_times);
         }
         services.sort_by(|a: &ServiceView, b| {
             (&a.namespace, &a.name, a.port, a.protocol, a.id).cmp(&(&b.namespace, &b.name, b.port, b.protocol, b.id))
@@ -187,13 +195,22 @@ impl Inventory<'_> {
     }
 
     fn add_backends<const N: usize>(&self, family: &FamilyContents<N>, views: &mut BTreeMap<u32, ServiceView>) {
-        for (id, backend) in family.backends.iter().filter(|(_, backend)| backend.state != backend_state::GONE) {
+        for (id, backend) in &family.backends {
             if let Some(view) = views.get_mut(&backend.service) {
+                let connect_times = self.connect_times(backend_stat_kind::<N>(), *id);
+                // What was measured stays in the sum: it only grows.
+                if let Some(times) = connect_times {
+                    view.connect_times.add(times);
+                }
+                if backend.state == backend_state::GONE {
+                    continue;
+                }
                 let flows = self.flows_of(*id, backend);
                 view.backends.push(BackendOfService {
                     address: ip(backend.address),
                     port: backend.port,
                     state: state_name(backend.state),
+                    connect_times: connect_times.map(|times| Box::new(*times)),
                     ejected: health_of(family, *id, backend).ejected_s != 0,
                     unhealthy: is_unhealthy(backend),
                     fares: FARES.map(|outcome| self.counted(backend_stat_kind::<N>(), *id, outcome)),
@@ -226,6 +243,8 @@ impl Inventory<'_> {
             port_name: name.label,
             affinity_timeout_s: 0,
             rate_limit: None,
+            connect_time: None,
+            connect_times: self.connect_times(stat_kind::SERVICE, id).map(|times| Box::new(*times)).unwrap_or_default(),
             selected: SELECTIONS.into_iter().map(count).sum(),
             began: self.began(stat_kind::SERVICE, id),
             refused: NO_ENDPOINT.into_iter().map(count).sum(),

@@ -110,7 +110,9 @@ pub fn contents() -> Contents {
 
 #[test]
 fn json_of_services_is_the_documented_one() {
-    let contents = contents();
+    let mut contents = contents();
+    let key = ConnectKey { id: 2, kind: stat_kind::SERVICE.into() };
+    contents.connect_times = vec![(key, crate::observe::connect_time::tests::times(&[(4, 100)]))];
     let json = serde_json::to_value(Items { items: Inventory::new(&contents, NOW).services() }).expect("plain data");
     assert_eq!(
         json,
@@ -126,11 +128,13 @@ fn json_of_services_is_the_documented_one() {
                     {"address": "10.1.0.3", "port": 8080, "state": "draining"},
                     {"address": "fd00::2", "port": 8080, "state": "active"},
                 ],
+                "connectTime": null,
             },
             {
                 "namespace": "other", "name": "empty", "port": 80, "protocol": "TCP", "id": 2, "scheduler": "random", "affinitySeconds": 0,
                 "frontends": [{"address": "10.96.0.2", "port": 80, "kind": "ClusterIP"}],
                 "backends": [],
+                "connectTime": {"answers": 4, "sumMicroseconds": 397, "p50Microseconds": 132, "p99Microseconds": 132},
             },
         ]})
     );
@@ -145,6 +149,7 @@ fn json_of_backends_is_the_documented_one() {
             "namespace": "demo", "service": "web", "servicePort": 80, "address": address, "port": 8080,
             "state": state, "flows": flows, "halfOpenFlows": 0, "weight": 1, "unhealthy": false,
             "ejectedSeconds": null, "answeredSeconds": null, "drainSeconds": drain, "deadlineSeconds": deadline,
+            "connectTime": null,
         })
     };
     assert_eq!(

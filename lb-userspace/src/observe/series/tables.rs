@@ -1,9 +1,11 @@
 //! Series of the pinned maps: outcomes, and services where there are not too many.
 
+use lb_common::connect_times::bound_ns;
 use lb_common::outcome::Outcome;
 
-use super::{Labels, MetricKind, Series, gauge, precise, series, truth};
+use super::{Distribution, Labels, MetricKind, Series, gauge, precise, series, truth};
 use crate::model::Monotonic;
+use crate::observe::connect_time::sum_ns;
 use crate::observe::contents::Contents;
 use crate::observe::inventory::{FARES, Inventory, ServiceView};
 
@@ -62,7 +64,27 @@ pub fn of_services(contents: &Contents, now: Monotonic) -> Vec<Series> {
             MetricKind::Counter,
             services.iter().flat_map(detours).collect(),
         ),
+        Series {
+            name: "ballast_service_connect_duration_seconds",
+            help: "Seconds from the first SYN to a backend of the service to its SYN+ACK",
+            kind: MetricKind::Histogram,
+            points: Vec::new(),
+            histograms: services
+                .iter()
+                .filter_map(|service| Some((service_labels(service), durations(service)?)))
+                .collect(),
+        },
     ]
+}
+
+/// The connect times of a service; `None`: nothing was measured.
+fn durations(service: &ServiceView) -> Option<Distribution> {
+    let times = &service.connect_times;
+    service.connect_time?;
+    let seconds = |ns: u64| precise(ns) / 1e9;
+    let bound = |bucket| bound_ns(bucket).map_or(f64::INFINITY, seconds);
+    let buckets = times.counts.iter().enumerate().map(|(bucket, count)| (bound(bucket), *count)).collect();
+    Some(Distribution { sum: seconds(sum_ns(times)), buckets })
 }
 
 /// Those that ever happened: most services have none.
@@ -94,9 +116,10 @@ fn service_labels(service: &ServiceView) -> Labels {
 
 #[cfg(test)]
 mod tests {
-    use lb_common::abi::{Health, StatKey, stat_kind};
+    use lb_common::abi::{ConnectKey, Health, StatKey, stat_kind};
 
     use super::*;
+    use crate::observe::connect_time::tests::times;
     use crate::observe::inventory::tests::{NOW, contents};
     use crate::observe::series::value;
 
@@ -118,7 +141,34 @@ mod tests {
         assert_eq!(value(&all, "ballast_service_ejected", "web"), Some(1.0));
         assert_eq!(value(&all, "ballast_service_detours", "retried"), Some(4.0));
         assert_eq!(value(&all, "ballast_service_detours", "suppressed_refusal"), None);
+        assert!(durations_of(&all).is_empty(), "nothing was measured");
         assert_eq!(value(&of_states(&[("open", 3)]), "ballast_flows", "open"), Some(3.0));
         assert_eq!(value(&of_outcomes(&[(Outcome::Selected, 7)]), "ballast_outcomes", "selected"), Some(7.0));
+    }
+
+    fn durations_of(all: &[Series]) -> &[(Labels, Distribution)] {
+        let found = all.iter().find(|series| series.name == "ballast_service_connect_duration_seconds");
+        &found.expect("the histogram").histograms
+    }
+
+    #[test]
+    fn the_connect_times_of_a_service_are_those_of_all_its_backends_that_are_and_were() {
+        let mut contents = contents();
+        let of = |kind: u8, id, us| (ConnectKey { id, kind: kind.into() }, times(&[(2, us)]));
+        contents.connect_times = vec![
+            of(stat_kind::BACKEND4, 1, 100),
+            of(stat_kind::BACKEND6, 1, 100),
+            // One that is gone, and those whose ids were given up.
+            of(stat_kind::BACKEND4, 3, 3_000),
+            of(stat_kind::SERVICE, 1, 2_000_000),
+            // Of no backend.
+            of(stat_kind::BACKEND4, 77, 100),
+        ];
+        let all = of_services(&contents, NOW);
+        let [(labels, found)] = durations_of(&all) else { panic!("{:?}", durations_of(&all)) };
+        assert!(labels.contains(&("service", "web".into())), "{labels:?}");
+        let counted: Vec<_> = found.buckets.iter().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(counted, [&(0.000_131_072, 4), &(0.004_194_304, 2), &(f64::INFINITY, 2)]);
+        assert!((4.0..4.01).contains(&found.sum), "{}", found.sum);
     }
 }

@@ -130,6 +130,8 @@ pub enum Packets {
     Known,
     Reply,
     New,
+    /// The SYN+ACK of a new one, whose SYN is sent before.
+    Answer,
     Foreign,
     /// Known ones, while a flood comes in on the other CPU; compared with the same while the other CPU runs a program that does nothing
     /// with it.
@@ -144,10 +146,11 @@ pub enum Flood {
     Acks,
 }
 
-const KINDS: [PacketCase; 7] = [
+const KINDS: [PacketCase; 8] = [
     PacketCase { name: "known flow, request", least: "known", packets: Packets::Known },
     PacketCase { name: "known flow, reply", least: "known", packets: Packets::Reply },
     PacketCase { name: "new flow", least: "fresh", packets: Packets::New },
+    PacketCase { name: "new flow, answer", least: "known", packets: Packets::Answer },
     PacketCase { name: "foreign packet", least: "foreign", packets: Packets::Foreign },
     PacketCase { name: "known flow under a SYN flood / without", least: "", packets: Packets::Flooded(Flood::Syns) },
     PacketCase {
@@ -185,9 +188,13 @@ impl Bench<'_> {
                     (block * BLOCK..(block + 1) * BLOCK).map(|n| packet(subject, family, kind, n, first_new)).collect()
                 };
                 // For the yardstick a reply is a known packet as any other.
-                let same = of(if kind.packets == Packets::Reply { Packets::Known } else { kind.packets });
-                for packet in &of(kind.packets) {
-                    let is_reply = kind.packets == Packets::Reply;
+                let is_reply = matches!(kind.packets, Packets::Reply | Packets::Answer);
+                let same = of(if is_reply { Packets::Known } else { kind.packets });
+                let syns = of(if kind.packets == Packets::Answer { Packets::New } else { kind.packets });
+                for (packet, syn) in of(kind.packets).iter().zip(&syns) {
+                    if kind.packets == Packets::Answer {
+                        subject.request(syn)?;
+                    }
                     times[0].push(if is_reply { subject.reply(packet)? } else { subject.request(packet)? }.ns);
                 }
                 for (program, times) in [least, nothing].into_iter().zip(&mut times[1..]) {
@@ -254,6 +261,11 @@ pub fn packet(subject: &Subject, family: usize, kind: Packets, number: u32, firs
         Packets::Known | Packets::Flooded(_) => tcp(client, service, ACK, 1_001, 9_001),
         Packets::Reply => tcp(subject.backend(family), client, ACK, 9_001, 1_005),
         Packets::Foreign => tcp(client, SocketAddr::new(subject.backend(family).ip(), 9), ACK, 1, 1),
+        Packets::Answer => {
+            let number = first_new.wrapping_add(number);
+            let answer = SYN | ACK;
+            tcp(subject.backend(family), new_client(subject, family, number), answer, 9_000, number.wrapping_add(1))
+        }
         Packets::New => flood_packet(subject, family, Flood::Syns, first_new.wrapping_add(number)),
     }
 }
@@ -261,15 +273,19 @@ pub fn packet(subject: &Subject, family: usize, kind: Packets, number: u32, firs
 /// A packet of a client of its own for each number.
 fn flood_packet(subject: &Subject, family: usize, flood: Flood, number: u32) -> Vec<u8> {
     let service = Subject::service(family);
-    // Ports run out: the address goes on. Nobody routes back to it, and nothing has to.
-    let (port, turn) = (number % 60_000, number / 60_000);
-    let port = FIRST_NEW + u16::try_from(port).expect("below a u16");
-    let client = SocketAddr::new(moved(subject.client(family, port).ip(), turn), port);
+    let client = new_client(subject, family, number);
     match flood {
         Flood::Syns => tcp(client, service, SYN, number, 0),
         Flood::Datagrams => udp(client, service),
         Flood::Acks => tcp(client, service, ACK, number, number),
     }
+}
+
+/// The client of this number. Ports run out: the address goes on. Nobody routes back to it, and nothing has to.
+fn new_client(subject: &Subject, family: usize, number: u32) -> SocketAddr {
+    let (port, turn) = (number % 60_000, number / 60_000);
+    let port = FIRST_NEW + u16::try_from(port).expect("below a u16");
+    SocketAddr::new(moved(subject.client(family, port).ip(), turn), port)
 }
 
 /// Another address for each turn.
