@@ -1,71 +1,49 @@
-//! Every `ballast` command in the book and in the README is one that the command line understands.
+//! The command line understands every `ballast` and `kubectl ballast` command of the pages, and the maps that `bpftool` is asked for are there.
 
-use std::path::{Path, PathBuf};
-
-use clap::{Parser as _, error::ErrorKind};
+use clap::{Parser, error::ErrorKind};
+use lb_common::abi::map_name;
+use lb_pages::commands::{self, Command};
 
 use super::Cli;
+use super::fleet::Plugin;
 
-/// The pages with commands: the README and the book, its generated pages left out.
-fn pages() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let book = std::fs::read_dir(root.join("docs/src")).expect("the book").flatten().map(|entry| entry.path());
-    let mut pages: Vec<_> = book.filter(|path| path.extension().is_some_and(|end| end == "md")).collect();
-    pages.push(root.join("README.md"));
-    pages.sort();
-    pages
-}
-
-/// Lines of code blocks, and code within a line.
-fn code(page: &str) -> Vec<&str> {
-    let (mut found, mut is_block) = (Vec::new(), false);
-    for line in page.lines() {
-        let text = line.trim_start();
-        if text.starts_with("```") {
-            is_block = !is_block;
-        } else if is_block {
-            let text = text.trim_start_matches("$ ").trim_start_matches("# ");
-            found.push(text.trim_start_matches("sudo "));
-        } else {
-            found.extend(line.split('`').skip(1).step_by(2));
-        }
-    }
-    found
-}
-
-/// The arguments of a command; `None`: it is none, or a pattern with parts to fill in.
-fn arguments(code: &str) -> Option<Vec<String>> {
-    let command = code.strip_prefix("ballast ")?;
-    let end = ["  #", " # ", " > ", " | "].iter().filter_map(|end| command.find(end)).min().unwrap_or(command.len());
-    let words: Vec<String> = command[..end].split_whitespace().map(|word| word.replace(['\'', '"'], "")).collect();
-    let is_placeholder = |word: &String| {
-        let letters = word.trim_matches(|end: char| "[]".contains(end));
-        word.contains(['…', '\\', '|'])
-            || (letters.len() > 1 && letters.chars().all(|letter| letter.is_ascii_uppercase()))
+/// How many commands of this program there are. Fails at one that is not understood.
+fn understood<T: Parser>(program: &str) -> usize {
+    let parsed = |command: &Command| {
+        let arguments = command.arguments(program)?;
+        let Err(error) = T::try_parse_from(std::iter::once(program.to_owned()).chain(arguments)) else {
+            return Some(());
+        };
+        // Prose names commands without their arguments.
+        let is_name = matches!(
+            error.kind(),
+            ErrorKind::MissingRequiredArgument | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+        );
+        let at = format!("{}:{}: `{}`", command.page, command.line, command.text);
+        assert!(is_name && command.block.is_none(), "{at}: {error}");
+        Some(())
     };
-    let is_pattern =
-        words.iter().any(|word| is_placeholder(word) || word.starts_with("[--") || word.contains("ADDRESS"));
-    (!is_pattern).then_some(words)
+    commands::all().iter().filter_map(parsed).count()
 }
 
 #[test]
 fn every_command_of_the_book_is_understood() {
-    let mut understood = 0;
-    for page in pages() {
-        let text = std::fs::read_to_string(&page).expect("a page");
-        for code in code(&text) {
-            let Some(arguments) = arguments(code) else { continue };
-            let parsed = Cli::try_parse_from(std::iter::once("ballast".to_owned()).chain(arguments));
-            if let Err(error) = parsed {
-                // Prose names commands without their arguments.
-                let is_name = matches!(
-                    error.kind(),
-                    ErrorKind::MissingRequiredArgument | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-                );
-                assert!(is_name, "{}: `{code}`: {error}", page.display());
-            }
-            understood += 1;
-        }
+    let counts = [understood::<Cli>("ballast"), understood::<Plugin>("kubectl ballast")];
+    assert!(counts[0] > 100 && counts[1] >= 3, "{counts:?} commands were found");
+}
+
+#[test]
+fn bpftool_is_asked_for_maps_that_there_are() {
+    let maps = commands::all().into_iter().filter_map(|command| {
+        let words = command.arguments("bpftool map")?;
+        let path = words.iter().skip_while(|word| *word != "pinned").nth(1)?;
+        Some((path.rsplit('/').next()?.to_owned(), command))
+    });
+    let mut count = 0;
+    for (map, command) in maps {
+        let is_there = map_name::ALL.contains(&map.as_str());
+        assert!(is_there, "{}:{}: there is no map {map}", command.page, command.line);
+        count += 1;
     }
-    assert!(understood > 100, "{understood} commands were found");
+    assert!(count > 10, "{count} maps were found");
 }

@@ -29,33 +29,36 @@ const CLOSING: Bounds =
 const UDP: Bounds =
     Bounds { min: Duration::from_secs(1), max: Duration::from_hours(1), because: "no packet ends a UDP flow" };
 
+/// One of the timeouts: its name, what it may be, and its place among all of them.
+pub(super) struct FlowTimeout {
+    pub name: &'static str,
+    pub bounds: Bounds,
+    pub of: fn(&mut Timeouts) -> &mut u32,
+}
+
+pub(super) const ALL: [FlowTimeout; 6] = [
+    FlowTimeout { name: "half-open", bounds: HALF_OPEN, of: |timeouts| &mut timeouts.half_open_s },
+    FlowTimeout { name: "open", bounds: OPEN, of: |timeouts| &mut timeouts.open_s },
+    FlowTimeout { name: "closing", bounds: CLOSING, of: |timeouts| &mut timeouts.closing_s },
+    FlowTimeout { name: "udp-unreplied", bounds: UDP, of: |timeouts| &mut timeouts.udp_unreplied_s },
+    FlowTimeout { name: "udp-replied", bounds: UDP, of: |timeouts| &mut timeouts.udp_replied_s },
+    FlowTimeout { name: "udp-stream", bounds: UDP, of: |timeouts| &mut timeouts.udp_stream_s },
+];
+
 impl Named for FlowTimeouts {
     const WHAT: &'static str = "the timeout of a flow";
     const WRITTEN: &'static str = "NAME=DURATION, as open=2h";
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), NamedError> {
-        let timeouts = &mut self.0;
-        let (field, bounds) = match name {
-            "half-open" => (&mut timeouts.half_open_s, HALF_OPEN),
-            "open" => (&mut timeouts.open_s, OPEN),
-            "closing" => (&mut timeouts.closing_s, CLOSING),
-            "udp-unreplied" => (&mut timeouts.udp_unreplied_s, UDP),
-            "udp-replied" => (&mut timeouts.udp_replied_s, UDP),
-            "udp-stream" => (&mut timeouts.udp_stream_s, UDP),
-            _ => {
-                return Err(NamedError::new(
-                    name,
-                    "the timeout of a flow",
-                    "half-open, open, closing, udp-unreplied, udp-replied or udp-stream",
-                ));
-            }
-        };
-        let wrong = |expected: String| NamedError::new(&format!("{name}={value}"), "the timeout of a flow", &expected);
-        let duration = bounds.parse(value).map_err(&wrong)?;
+        let names = || ALL.map(|timeout| timeout.name).join(", ");
+        let timeout = ALL.iter().find(|timeout| timeout.name == name);
+        let timeout = timeout.ok_or_else(|| NamedError::new(name, Self::WHAT, &names()))?;
+        let wrong = |expected: String| NamedError::new(&format!("{name}={value}"), Self::WHAT, &expected);
+        let duration = timeout.bounds.parse(value).map_err(&wrong)?;
         if duration.subsec_nanos() != 0 {
             return Err(wrong("whole seconds".into()));
         }
-        *field = u32::try_from(duration.as_secs()).map_err(|error| wrong(error.to_string()))?;
+        *(timeout.of)(&mut self.0) = u32::try_from(duration.as_secs()).map_err(|error| wrong(error.to_string()))?;
         Ok(())
     }
 }

@@ -4,6 +4,7 @@ mod active_checks;
 mod annotations;
 mod check_limits;
 mod durations;
+mod facts;
 mod flow_timeouts;
 pub mod kube_proxy;
 mod list;

@@ -13,6 +13,7 @@ use super::durations::{
     adoption_window, audit_interval, behind_after, drain_max, drain_period, fail_stale, first_sync_grace, node_wait,
     resync_interval, stuck_after, terminating_max, watch_silence,
 };
+use super::facts::describe;
 use super::networks::{network, networks};
 use super::{
     ActiveChecks, ApiServers, CgroupRoot, CheckLimits, FastPath, FlowTimeouts, Interfaces, LogFormat, LogLevel,
@@ -41,235 +42,247 @@ pub enum ConfigError {
     NoNodeName,
 }
 
-/// Options of the agent: `None` where nothing was given.
+/// Options of the agent: `None` where nothing was given. Defaults and bounds are those of [`super::facts`]; help and the book's reference add them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Deserialize)]
+#[command(mut_args = describe)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Options {
-    /// Where services come from: a YAML file or folder, or the Kubernetes API
+    /// Where services come from: a file or folder of Kubernetes YAML, or the Kubernetes API
     #[arg(long, value_name = "file=PATH|kube")]
     #[serde(deserialize_with = "text")]
     pub source: Option<Source>,
 
-    /// Credentials and address of the API server [default: those of the pod it runs in]
+    /// File with the address of the API server and the credentials for it
     #[arg(long, value_name = "PATH")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Addresses of the API servers, tried in turn, instead of the one in the kubeconfig or the cluster's environment
+    /// Addresses of the API servers, instead of the one in the kubeconfig or the environment. The next one is tried
+    /// where one gives no answer, or a server error. They must be no addresses of Services, since Ballast serves those
     #[arg(long, value_name = "URL,…")]
     #[serde(deserialize_with = "text")]
     pub api_server: Option<ApiServers>,
 
-    /// Name that the API servers' certificates must have [default: the one in their address]
+    /// Name that the API servers' certificates must have
     #[arg(long, value_name = "NAME")]
     pub tls_server_name: Option<String>,
 
-    /// Name of this node in the cluster [default: the host name]
+    /// Name of this node, as `nodeName` of endpoints has it; says which backends are local
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
 
-    /// How long the first start waits for the Node object, at most 10m [default: 30s]
+    /// How long the first start waits for the Node object. Then services are served without it, and `status` names what
+    /// is missing
     #[arg(long, value_name = "DURATION", value_parser = node_wait::parse)]
     #[serde(deserialize_with = "node_wait::deserialize")]
     pub node_wait: Option<Duration>,
 
-    /// Links of pods: auto, or names and patterns separated by commas [default: auto]
+    /// Links of pods, by names and patterns. auto: veth and netkit whose peer is in another network namespace, without
+    /// a default route
     #[arg(long, value_name = "auto|GLOB,…")]
     pub pod_interfaces: Option<Interfaces>,
 
-    /// External links: auto, or names and patterns separated by commas [default: auto]
+    /// External links, by names and patterns. auto: links with a global address or the default route, but no pod link,
+    /// bridge, tunnel, dummy or loopback
     #[arg(long, value_name = "auto|GLOB,…")]
     pub external_interfaces: Option<Interfaces>,
 
-    /// Where bpffs is mounted; everything is pinned in DIR/ballast [default: /sys/fs/bpf]
+    /// Where bpffs is mounted; everything is pinned in DIR/ballast
     #[arg(long, value_name = "DIR")]
     pub bpffs: Option<PathBuf>,
 
-    /// Root of the cgroup v2 hierarchy [default: auto]
+    /// Root of the cgroup v2 hierarchy. auto: where it is mounted
     #[arg(long, value_name = "auto|DIR")]
     #[serde(deserialize_with = "text")]
     pub cgroup_root: Option<CgroupRoot>,
 
-    /// Translate at connect: sockets of the host, of all processes, or none [default: host]
+    /// Whose sockets are translated at connect: those of the agent's network namespace, of all processes below the
+    /// cgroup root, or none
     #[arg(long, value_name = "host|all|off")]
     #[serde(deserialize_with = "text")]
     pub socket_lb: Option<SocketLb>,
 
-    /// Scheduler of Services without the annotation: random, round-robin, weighted, least-connections,
-    /// source-hash or maglev [default: random]
+    /// How new connections are spread over the backends of Services without the annotation
     #[arg(long, value_name = "NAME")]
     #[serde(deserialize_with = "text")]
     pub scheduler: Option<Scheduler>,
 
-    /// How packets of external clients reach backends of other nodes, for Services without the annotation. snat: from an address of this node. dsr:
-    /// encapsulated, and the backend's node answers. hybrid: TCP as dsr [default: snat]
+    /// How packets of external clients reach backends of other nodes, for Services without the annotation. snat: from
+    /// an address of this node. dsr: encapsulated, and the backend's node answers. hybrid: TCP as dsr, the rest as snat
     #[arg(long, value_name = "snat|dsr|hybrid")]
     #[serde(deserialize_with = "text")]
     pub mode: Option<Mode>,
 
-    /// Retry unanswered connections on another backend, for Services without the annotation [default: on]
+    /// Move a connection that nobody answers to another backend, for Services without the annotation
     #[arg(long, value_name = "on|off")]
     #[serde(deserialize_with = "text")]
     pub retry: Option<Switch>,
 
-    /// Drain period of a deleted backend: unanswered connections end after it, at most 24h [default: 30s]
+    /// How long connections to a deleted backend may go on without its answer
     #[arg(long, value_name = "DURATION", value_parser = drain_period::parse)]
     #[serde(deserialize_with = "drain_period::deserialize")]
     pub drain_period: Option<Duration>,
 
-    /// Limit for all connections of a deleted backend, at most 24h; 0s: the drain period [default: 1h]
+    /// How long any connection to a deleted backend may go on, from the begin of its drain. 0s: all end with the drain
+    /// period
     #[arg(long, value_name = "DURATION", value_parser = drain_max::parse)]
     #[serde(deserialize_with = "drain_max::deserialize")]
     pub drain_max: Option<Duration>,
 
-    /// Limit for connections of a terminating backend, 1s to 24h [default: 1h]
+    /// How long connections to a terminating backend may go on
     #[arg(long, value_name = "DURATION", value_parser = terminating_max::parse)]
     #[serde(deserialize_with = "terminating_max::deserialize")]
     pub terminating_max: Option<Duration>,
 
-    /// How long after the node's first start segments of unknown connections are left to the host's stack, at most 24h; 0s: refused at
-    /// once [default: 10m]
+    /// How long after the node's first start segments of unknown connections go on to the host's stack,
+    /// until those of kube-proxy are adopted. 0s: none is adopted, and such segments are refused at once
     #[arg(long, value_name = "DURATION", value_parser = adoption_window::parse)]
     #[serde(deserialize_with = "adoption_window::deserialize")]
     pub adoption_window: Option<Duration>,
 
-    /// Node addresses that serve node ports: all, the first InternalIP (else ExternalIP) of each family, or networks [default: all]
+    /// Addresses of the node that serve node ports: those of all links; the first InternalIP (else ExternalIP) of each
+    /// family; or those in the networks
     #[arg(long, value_name = "all|primary|CIDR,…")]
     pub nodeport_addresses: Option<NodePortAddresses>,
 
-    /// Keep processes of the node from binding node ports: bind() fails with EADDRINUSE [default: on]
+    /// Let `bind()` of a process of the node to a node port fail with EADDRINUSE, for TCP and UDP. Not with --socket-lb
+    /// off
     #[arg(long, value_name = "on|off")]
     #[serde(deserialize_with = "text")]
     pub protect_node_ports: Option<Switch>,
 
-    /// Networks of the cluster's pods, whose clients keep their addresses [default: those of the Node object]
+    /// Networks of the cluster's pods, of both families; clients there keep their addresses. The `podCIDRs` of the Node
+    /// object count as well
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
     #[serde(deserialize_with = "networks")]
     pub cluster_cidr: Option<Vec<IpNet>>,
 
-    /// Service CIDRs, beside the ServiceCIDR objects of the API: packets to an address there without a Service are dropped
-    /// [default: none]
+    /// Service CIDRs of both families, beside the ServiceCIDR objects of the API. Packets to an address there that no
+    /// Service has are dropped
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
     #[serde(deserialize_with = "networks")]
     pub service_cidr: Option<Vec<IpNet>>,
 
-    /// SNAT addresses for external clients whose backend is on another node [default: those of all links]
+    /// Which of the node's addresses are SNAT addresses, for external clients whose backend is on another node
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
     #[serde(deserialize_with = "networks")]
     pub snat_addresses: Option<Vec<IpNet>>,
 
-    /// SNAT port range, used when the client's own port is taken; it must not overlap the node's own ports [default: 61000-65535]
+    /// SNAT port range, used when a client's own port cannot be kept; without node ports and the ports of the node's
+    /// own sockets
     #[arg(long, value_name = "FIRST-LAST")]
     #[serde(deserialize_with = "text")]
     pub snat_ports: Option<PortRange>,
 
-    /// Networks of other nodes that may send encapsulated packets of clients here (--mode dsr), beside the addresses of Node objects
-    /// [default: none]
+    /// Networks of other nodes, beside the addresses of Node objects. Encapsulated packets (--mode dsr) are accepted
+    /// from these alone
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',', value_parser = network)]
     #[serde(deserialize_with = "networks")]
     pub dsr_peers: Option<Vec<IpNet>>,
 
-    /// Serve externalIPs: every user with the right to write a Service may then take any address [default: off]
+    /// Serve `externalIPs`. A user who may write a Service may take any address with them (CVE-2020-8554)
     #[arg(long, value_name = "on|off")]
     #[serde(deserialize_with = "text")]
     pub external_ips: Option<Switch>,
 
-    /// Serve Services with this service-proxy-name label, not those without [default: those without]
+    /// Serve the Services with this value of the label `service.kubernetes.io/service-proxy-name`, instead of those
+    /// without the label
     #[arg(long, value_name = "NAME")]
     #[serde(deserialize_with = "text")]
     pub service_proxy_name: Option<ProxyName>,
 
-    /// Time without a packet after which a flow entry is removed: half-open, open, closing, udp-unreplied,
-    /// udp-replied, udp-stream [default: half-open=60s,open=2h15m,closing=2m,udp-unreplied=30s,udp-replied=30s,udp-stream=2m]
+    /// How long a connection is remembered without a packet, by its state; whole seconds
     #[arg(long, value_name = "NAME=DURATION,…")]
     pub flow_timeouts: Option<FlowTimeouts>,
 
-    /// Count packets and bytes of each flow; set when the programs are loaded, costs nothing when off [default: off]
+    /// Count packets and bytes of each connection, and packets of known connections for each backend. Fixed when the
+    /// programs are loaded: off costs nothing
     #[arg(long, value_name = "on|off")]
     #[serde(deserialize_with = "text")]
     pub flow_counters: Option<Switch>,
 
-    /// Measure how long backends take to answer a SYN; set when the programs are loaded, costs nothing when off [default: on]
+    /// Measure how long backends take to answer a SYN. Fixed when the programs are loaded: off costs nothing
     #[arg(long, value_name = "on|off")]
     #[serde(deserialize_with = "text")]
     pub connect_times: Option<Switch>,
 
-    /// Annotations ballast.dev/NAME that Services may use: NAME everywhere, or NAME=NAMESPACE+NAMESPACE; or all, or none
-    /// [default: scheduler,weights,retry,drain-period,drain-max,rate-limit; all with a file as source]
+    /// Annotations `ballast.dev/NAME` of Services that count: NAME in all namespaces, or NAME=NS+NS in those; or all,
+    /// or none. It replaces the default
     #[arg(long, value_name = "NAME[=NAMESPACE+…],…")]
     pub allowed_annotations: Option<AllowedAnnotations>,
 
-    /// Allowed targets of active checks: none, or pods and these networks [default: off]
+    /// Where active checks of endpoints may go: nowhere, or to pods and to these networks
     #[arg(long, value_name = "off|pods[,CIDR,…]")]
     pub active_checks: Option<ActiveChecks>,
 
-    /// Most active checks in a second and at the same time [default: per-second=200,in-flight=128]
+    /// How many active checks begin in a second, and run at a time. Others come later; each namespace has a share
     #[arg(long, value_name = "NAME=N,…")]
     pub check_limits: Option<CheckLimits>,
 
-    /// Entries of the maps: services, backends, endpoints, slots, flows4, flows6, udp_flows, sockets, names, stats, sources, vips,
-    /// half_open, affinity
+    /// Entries of the maps
     #[arg(long, value_name = "NAME=N,…")]
     pub map_sizes: Option<MapSizes>,
 
-    /// Share of the slots that one service and one namespace may take, 1/1 to 1/1024 [default: service=1/16,namespace=1/4]
+    /// How many of the slots one service, and all services of one namespace, may take; at least 4096 slots
     #[arg(long, value_name = "NAME=1/N,…")]
     pub slot_shares: Option<SlotShares>,
 
-    /// Interval of the audit, which compares the tables with the plan, 1s to 1h, or off [default: 30s]
+    /// How often maps and attachments are compared with the plan, and repaired
     #[arg(long, value_name = "DURATION|off", value_parser = audit_interval::parse)]
     #[serde(deserialize_with = "audit_interval::deserialize")]
     pub audit_interval: Option<Period>,
 
-    /// Interval at which cached objects are compared with a list of the API, 1s to 24h, or off [default: 5m]
+    /// How often cached objects are compared with a complete list of the API
     #[arg(long, value_name = "DURATION|off", value_parser = resync_interval::parse)]
     #[serde(deserialize_with = "resync_interval::deserialize")]
     pub resync_interval: Option<Period>,
 
-    /// Time without a message on a watch before the agent probes it, 1s to 10m [default: 30s]
+    /// How long a watch may be silent before it is probed
     #[arg(long, value_name = "DURATION", value_parser = watch_silence::parse)]
     #[serde(deserialize_with = "watch_silence::deserialize")]
     pub watch_silence: Option<Duration>,
 
-    /// Fail /healthz, too, if the source is stale for this long, 1s to 24h, or off [default: off]
+    /// Fail /healthz, too, when a stale source was not proven for so long. An outage of the API then takes every node
+    /// out of every load balancer
     #[arg(long, value_name = "DURATION|off", value_parser = fail_stale::parse)]
     #[serde(deserialize_with = "fail_stale::deserialize")]
     pub healthz_fail_stale: Option<Period>,
 
-    /// Fail every probe if the agent's main loop stands still for this long, 10s to 10m [default: 1m]
+    /// Fail every probe when the agent's main loop is stuck for so long. It runs at least every 5 s
     #[arg(long, value_name = "DURATION", value_parser = stuck_after::parse)]
     #[serde(deserialize_with = "stuck_after::deserialize")]
     pub stuck_after: Option<Duration>,
 
-    /// Fail /healthz and /livez if no table can be written for this long, 1s to 1h [default: 15s]
+    /// Fail /healthz and /livez when no map can be written for so long
     #[arg(long, value_name = "DURATION", value_parser = behind_after::parse)]
     #[serde(deserialize_with = "behind_after::deserialize")]
     pub behind_after: Option<Duration>,
 
-    /// How long a restarted agent may take to list everything, at most 1h [default: 1m]
+    /// How long a restarted agent may take for its first sync before /healthz fails, while the earlier maps serve
     #[arg(long, value_name = "DURATION", value_parser = first_sync_grace::parse)]
     #[serde(deserialize_with = "first_sync_grace::deserialize")]
     pub first_sync_grace: Option<Duration>,
 
-    /// Folder of the agent's lock and socket [default: /run/ballast]
+    /// Folder of the agent's lock and socket
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
 
-    /// Address of /metrics [default: 127.0.0.1:10249]
+    /// Address of /metrics
     #[arg(long, value_name = "ADDRESS:PORT")]
     #[serde(deserialize_with = "text")]
     pub metrics_bind: Option<SocketAddr>,
 
-    /// Address of /healthz, /livez and /readyz; [::] is both families [default: [::]:10256]
+    /// Address of /healthz, /livez and /readyz. [::] takes both families; without IPv6 it is 0.0.0.0
     #[arg(long, value_name = "ADDRESS:PORT")]
     #[serde(deserialize_with = "text")]
     pub health_bind: Option<SocketAddr>,
 
-    /// Address of the listener that `kubectl ballast` asks, with TLS and bearer tokens; needs --fleet-tls-cert and --fleet-tls-key [default: none]
+    /// Address of the listener that `kubectl ballast` asks, with TLS and bearer tokens; needs --fleet-tls-cert and
+    /// --fleet-tls-key
     #[arg(long, value_name = "ADDRESS:PORT")]
     #[serde(deserialize_with = "text")]
     pub fleet_bind: Option<SocketAddr>,
 
-    /// Certificate of --fleet-bind for the name ballast-fleet, in PEM; read again when it changes
+    /// Certificate of --fleet-bind for the name ballast-fleet, in PEM; read again each minute
     #[arg(long, value_name = "FILE")]
     pub fleet_tls_cert: Option<PathBuf>,
 
@@ -277,37 +290,38 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub fleet_tls_key: Option<PathBuf>,
 
-    /// How tc programs are attached; auto: TCX where the kernel has it (6.6) [default: auto]
+    /// How tc programs are attached. auto: TCX where the kernel has it (6.6), else clsact
     #[arg(long, value_name = "auto|tcx|clsact")]
     #[serde(deserialize_with = "text")]
     pub tc_attach: Option<TcAttach>,
 
-    /// How XDP is attached to external links; auto: native where the driver has it [default: auto]
+    /// How XDP is attached to external links. auto: in the driver, else generic; never on veth and netkit
     #[arg(long, value_name = "auto|native|generic|off")]
     #[serde(deserialize_with = "text")]
     pub xdp_mode: Option<XdpMode>,
 
-    /// Fast path past the host's stack; auto: while it skips no rule of the host [default: auto]
+    /// Fast path past the host's stack. auto: while it skips no netfilter rule and nothing of others on the links. on:
+    /// it skips them
     #[arg(long, value_name = "auto|on|off")]
     #[serde(deserialize_with = "text")]
     pub fast_path: Option<FastPath>,
 
-    /// Format of log lines [default: text]
+    /// Format of log lines
     #[arg(long, value_name = "text|json")]
     #[serde(deserialize_with = "text")]
     pub log_format: Option<LogFormat>,
 
-    /// Log level of the agent: off, error, warn, info, debug, trace [default: info]
+    /// From which level on the agent logs: off, error, warn, info, debug, trace
     #[arg(long, value_name = "LEVEL")]
     #[serde(deserialize_with = "text")]
     pub log_level: Option<LogLevel>,
 
-    /// Log level of the eBPF programs; set when they are loaded, costs nothing when off [default: off]
+    /// The same of the eBPF programs. Fixed when they are loaded: off costs nothing
     #[arg(long, value_name = "LEVEL")]
     #[serde(deserialize_with = "text")]
     pub program_log_level: Option<LogLevel>,
 
-    /// For developers: load the programs of this eBPF object, not those in this binary
+    /// For developers: load the programs of this eBPF object
     #[arg(long, value_name = "FILE", env = "BALLAST_PROGRAMS")]
     pub programs: Option<PathBuf>,
 }

@@ -15,7 +15,7 @@ pub struct PortRange {
 }
 
 impl PortRange {
-    const FIRST_UNPRIVILEGED: u16 = 1024;
+    pub(super) const FIRST_UNPRIVILEGED: u16 = 1024;
 
     /// How many ports these are.
     pub fn count(self) -> u16 {

@@ -111,7 +111,8 @@ impl AllowedAnnotations {
         }
     }
 
-    fn allows(&self, annotation: Annotation, namespace: &str) -> bool {
+    /// Whether it counts in this namespace.
+    pub fn allows(&self, annotation: Annotation, namespace: &str) -> bool {
         match self.0.get(&annotation) {
             Some(Namespaces::All) => true,
             Some(Namespaces::Named(names)) => names.contains(namespace),

@@ -22,7 +22,9 @@ use crate::model::Monotonic;
 pub use backends::BackendView;
 pub use connections::{ConnectionView, flow_state_name};
 pub use live::{BackendRef, Live, each_live};
-pub use services::{BackendOfService, FARES, FrontendView, ServiceView, kind_name, scheduler_name};
+pub use services::{
+    BackendOfService, FARES, FrontendView, NO_ENDPOINT, SELECTIONS, ServiceView, kind_name, scheduler_name,
+};
 
 /// A list as `ballast get` prints it.
 #[derive(Debug, Serialize, PartialEq, Eq)]

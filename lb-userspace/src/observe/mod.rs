@@ -24,3 +24,6 @@ pub mod status;
 pub mod table;
 pub mod text;
 pub mod top;
+
+#[cfg(test)]
+mod outcome_tests;

@@ -3,6 +3,7 @@
 //! A test generates the text of a page and compares it with the file. It fails where the page is stale; `cargo xtask reference` runs
 //! the same tests with [`WRITE`] set, and they write the pages instead.
 
+pub mod commands;
 pub mod schema;
 
 use std::fs;

@@ -8,6 +8,7 @@ mod affinity;
 mod agent_life;
 mod attacker;
 mod audit;
+mod book_commands;
 mod catch_all;
 mod checks;
 mod collisions;

@@ -10,7 +10,7 @@ use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::test_run;
 use lb_tests::topology::NodeOptions;
-use lb_userspace::datapath::layout::{Description, Record};
+use lb_userspace::datapath::layout::{Description, MapDescription, Record};
 
 /// The page itself is generated without an agent.
 #[test]
@@ -46,19 +46,46 @@ fn every_map_is_in_the_book() {
     let described = Description::of_object(&object, |_| None).unwrap();
     let mut page = format!(
         "# Layouts of the maps\n\nLayout version {}. [The maps](../maps.md) says what the fields mean, and which commands read them. `u32@8` is a number \
-         of four bytes at offset 8, in\nthe order of the machine; `u8[16]@8` are sixteen bytes. Sizes are the defaults of `--map-sizes`.\n",
+         of four bytes at offset 8, in\nthe order of the machine; `u8[16]@8` are sixteen bytes. Sizes are the defaults of [`--map-sizes`](options.md#map-sizes). Memory is what the\nkernel takes for entries, and for the buckets of a hash.\n",
         described.abi
     );
     for (name, map) in &described.maps {
         let kind = format!("{:?}", bpf_map_type::try_from(map.kind).ok().unwrap());
         let kind = kind.trim_start_matches("BPF_MAP_TYPE_").to_lowercase().replace('_', " ");
-        write!(page, "\n## {name}\n\n{kind}, {} entries.\n\n| | field | place |\n|---|---|---|\n", map.max_entries)
-            .unwrap();
+        let memory = memory(map).unwrap_or_default();
+        write!(
+            page,
+            "\n## {name}\n\n{kind}, {} entries{memory}.\n\n| | field | place |\n|---|---|---|\n",
+            map.max_entries
+        )
+        .unwrap();
         for (part, record) in [("key", &map.key), ("value", &map.value)] {
             write_fields(&mut page, part, record);
         }
     }
     lb_pages::is_current("map-layouts.md", &page);
+}
+
+/// What the kernel keeps of a hash's element beside key and value, and of a bucket (`struct htab_elem`, `struct bucket`).
+const HASH_ELEMENT: u64 = 48;
+const BUCKET: u64 = 16;
+/// The kernel makes elements as they are written (`BPF_F_NO_PREALLOC`).
+const ON_DEMAND: u32 = 1;
+
+/// How many bytes an entry takes, and all of them. `None`: it depends on the number of CPUs, or on what is in the map.
+fn memory(map: &MapDescription) -> Option<String> {
+    let (key, value) = (u64::from(map.key.size).next_multiple_of(8), u64::from(map.value.size).next_multiple_of(8));
+    let entries = u64::from(map.max_entries);
+    let (entry, all) = match bpf_map_type::try_from(map.kind).ok()? {
+        bpf_map_type::BPF_MAP_TYPE_ARRAY => (value, entries * value),
+        bpf_map_type::BPF_MAP_TYPE_HASH | bpf_map_type::BPF_MAP_TYPE_LRU_HASH => {
+            let entry = HASH_ELEMENT + key + value;
+            (entry, entries * entry + entries.next_power_of_two() * BUCKET)
+        }
+        _ => return None,
+    };
+    let when = if map.flags & ON_DEMAND == 0 { "from the start" } else { "when full" };
+    Some(format!(" of {entry} bytes, {} KiB {when}", all.div_ceil(1 << 10)))
 }
 
 /// The fields of a key or a value, in the order of their places.

@@ -1,6 +1,8 @@
 //! `cargo xtask test`: every rung of the ladder, cheapest first.
 
 mod binaries;
+#[cfg(test)]
+mod book_tests;
 mod confined;
 mod rung;
 mod stall;

@@ -193,20 +193,6 @@ fn off_is_off_and_not_the_default() {
 }
 
 #[test]
-fn the_manual_names_every_option_and_annotation_of_the_mode() {
-    let manual = |page: &str| {
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src").join(page);
-        std::fs::read_to_string(&path).expect("a page of the manual")
-    };
-    let (options, annotations) = (manual("configuration.md"), manual("schedulers.md"));
-    let command = Options::augment_args(Command::new("agent"));
-    let unnamed = command.get_arguments().filter_map(|argument| argument.get_long());
-    let unnamed: Vec<&str> = unnamed.filter(|name| !options.contains(&format!("`--{name}"))).collect();
-    assert!(unnamed.is_empty(), "configuration.md does not name {unnamed:?}");
-    assert!(annotations.contains("`ballast.dev/mode`"));
-}
-
-#[test]
 fn the_fleet_is_answered_with_a_certificate_and_an_api_alone() {
     let settle = |flags: &[&str]| from_flags(flags).settle(Some("host"));
     let all = ["--source=kube", "--fleet-bind=[::]:10246", "--fleet-tls-cert=/c", "--fleet-tls-key=/k"];

@@ -88,6 +88,13 @@ pub const BEGINNINGS: [Outcome; 8] = [
     Outcome::SocketSent,
 ];
 
+/// Outcomes of new connections that were given a backend.
+pub const SELECTIONS: [Outcome; 4] =
+    [Outcome::Selected, Outcome::SelectedByTuple, Outcome::SocketConnected, Outcome::SocketSent];
+
+/// Outcomes of packets and connects that are refused for want of an endpoint.
+pub const NO_ENDPOINT: [Outcome; 2] = [Outcome::RefusedNoEndpoint, Outcome::SocketRefused];
+
 /// Outcomes of a new connection that the service does not take.
 pub const REFUSALS: [Outcome; 9] = [
     Outcome::RefusedNoEndpoint,
@@ -238,12 +245,9 @@ impl Inventory<'_> {
             rate_limit: None,
             connect_time: None,
             connect_times: self.connect_times(stat_kind::SERVICE, id).map(|times| Box::new(*times)).unwrap_or_default(),
-            selected: count(Outcome::Selected)
-                + count(Outcome::SelectedByTuple)
-                + count(Outcome::SocketConnected)
-                + count(Outcome::SocketSent),
+            selected: SELECTIONS.into_iter().map(count).sum(),
             began: self.began(stat_kind::SERVICE, id),
-            refused: count(Outcome::RefusedNoEndpoint) + count(Outcome::SocketRefused),
+            refused: NO_ENDPOINT.into_iter().map(count).sum(),
             retries: count(Outcome::Retried),
             refusals: REFUSALS.into_iter().map(count).sum(),
         }
