@@ -7,6 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::output::{Format, render};
+use super::progress::Progress;
 use super::{AgentDirs, print};
 use crate::apply::{self, AuditReport, KernelStore};
 use crate::datapath::maps_dir;
@@ -46,7 +47,10 @@ pub(super) struct Audited {
 /// 0: nothing differs; 1: something did, and was put right unless it was a dry run; 2: it could not be found out in full, or
 /// not be put right.
 pub(super) fn run(arguments: &Arguments) -> ExitCode {
-    let shown = audit(arguments).and_then(|audited| {
+    let progress = Progress::of(arguments.output, "comparing the tables");
+    let found = audit(arguments);
+    drop(progress);
+    let shown = found.and_then(|audited| {
         print(&render(arguments.output, &audited, |_| text(&audited))?)?;
         Ok(code(&audited.report))
     });

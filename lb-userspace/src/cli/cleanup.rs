@@ -7,6 +7,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::progress::Progress;
 use super::{AgentDirs, print};
 use crate::conntrack::Family;
 use crate::datapath::{self, doctor::kube_proxy_runs};
@@ -66,7 +67,10 @@ fn give(maps: &Path) -> anyhow::Result<()> {
             "kube-proxy has no rules on this node for each family that connections are of, and nobody would translate them; start kube-proxy, and repeat this"
         );
     }
-    let given = hand_over(&mut maps)?;
+    let progress = Progress::start("giving the connections to netfilter");
+    let given = hand_over(&mut maps);
+    drop(progress);
+    let given = given?;
     let (count, hold) = (given.connections, given.longest_hold.as_millis());
     let mut text = format!("gave {count} connections to netfilter; none was held for longer than {hold} ms\n");
     if given.failed > 0 {

@@ -9,7 +9,7 @@ use lb_common::state::SourcePorts;
 use serde::Serialize;
 
 use super::output::{Format, render};
-use super::{AgentDirs, pods, print};
+use super::{AgentDirs, colour, pods, print};
 use crate::agent::clock;
 use crate::datapath::{self, Attached, Point, maps_dir, name_of, programs_dir};
 use crate::explain::pod::check;
@@ -79,7 +79,7 @@ pub(super) struct Explained {
 /// 0: the packet is served, or passes; 1: it is refused or dropped; 2: it cannot be explained.
 pub(super) fn run(arguments: &Arguments) -> ExitCode {
     let shown = explained(arguments).and_then(|explained| {
-        print(&render(arguments.output, &explained, |_| text(&explained))?)?;
+        print(&render(arguments.output, &explained, |_| colour::labelled(text(&explained)))?)?;
         Ok(if explained.explanation.result.served { ExitCode::SUCCESS } else { ExitCode::from(REFUSED) })
     });
     shown.unwrap_or_else(|error| {

@@ -13,7 +13,8 @@ use kube::{Client, Config};
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::output::{Format, render};
-use super::{pods, print};
+use super::progress::Progress;
+use super::{colour, pods, print};
 use crate::fleet::agents::{self, Agents};
 use crate::fleet::answer::CommandOutput;
 use crate::fleet::client::{ANSWER_BYTES_MAX, Asker, SYSDUMP_BYTES_MAX};
@@ -165,7 +166,12 @@ async fn ask(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             if let Some(problem) = &agents.problem {
                 eprintln!("ballast: {problem}");
             }
-            show(status, &survey.report(&agents).await)
+            let progress = Progress::of(status.output, "asking the agents");
+            let of = agents.addresses.len();
+            let report =
+                survey.report(&agents, |answered| progress.say(format!("{answered} of {of} agents asked"))).await;
+            drop(progress);
+            show(status, &report)
         }
         Question::Get(node) => command(Reading::Get, access, node, &agents, &asker).await,
         Question::Explain(NodeArguments { node, arguments }) => {
@@ -178,7 +184,7 @@ async fn ask(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn show(arguments: &StatusArguments, found: &FleetReport) -> anyhow::Result<ExitCode> {
-    print(&render(arguments.output, found, |_| report::table(found, arguments.problems))?)?;
+    print(&render(arguments.output, found, |_| colour::states(report::table(found, arguments.problems)))?)?;
     Ok(if found.is_same() { ExitCode::SUCCESS } else { ExitCode::from(DIFFERS) })
 }
 
@@ -249,7 +255,10 @@ async fn command(
     query.extend_pairs(node.arguments.iter().map(|argument| ("arg", argument)));
     let path = format!("{}?{}", reading.path(), query.finish());
     let address = access.address(&node.node, agents)?;
-    let body = asker.ask(address, &path, COMMAND_LIMIT, ANSWER_BYTES_MAX).await?;
+    let progress = Progress::start(&format!("asking the agent of node {}", node.node));
+    let body = asker.ask(address, &path, COMMAND_LIMIT, ANSWER_BYTES_MAX).await;
+    drop(progress);
+    let body = body?;
     let output: CommandOutput = serde_json::from_slice(&body).context("the agent's answer is not understood")?;
     eprint!("{}", output.stderr);
     print(&output.stdout)?;
@@ -263,7 +272,10 @@ async fn sysdump(
     asker: &Asker,
 ) -> anyhow::Result<ExitCode> {
     let address = access.address(&arguments.node, agents)?;
-    let archive = asker.ask(address, Reading::Sysdump.path(), SYSDUMP_LIMIT, SYSDUMP_BYTES_MAX).await?;
+    let progress = Progress::start(&format!("fetching the archive of node {}", arguments.node));
+    let archive = asker.ask(address, Reading::Sysdump.path(), SYSDUMP_LIMIT, SYSDUMP_BYTES_MAX).await;
+    drop(progress);
+    let archive = archive?;
     let file = arguments.file.clone().unwrap_or_else(|| format!("ballast-sysdump-{}.tar.gz", arguments.node).into());
     if file == Path::new("-") {
         std::io::stdout().lock().write_all(&archive).context("cannot write the archive")?;

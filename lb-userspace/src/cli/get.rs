@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::filter::Filter;
 use super::output::{Format, render};
-use super::{AgentDirs, complain, pace, print, printed, sort};
+use super::{AgentDirs, colour, complain, pace, print, printed, sort};
 use crate::agent::clock;
 use crate::datapath::maps_dir;
 use crate::maps::MapError;
@@ -237,7 +237,7 @@ impl Arguments {
                 return Ok(names.into_iter().map(|name| name + "\n").collect());
             }
         };
-        render(format, items, table)
+        render(format, items, |wide| colour::states(table(wide)))
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod audit;
 mod cleanup;
+mod colour;
 mod doctor;
 mod explain;
 mod filter;
@@ -14,6 +15,7 @@ mod output;
 mod pace;
 mod plan;
 mod pods;
+mod progress;
 mod sort;
 mod status;
 mod sysdump;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::output::{Format, render};
-use super::{AgentDirs, print};
+use super::{AgentDirs, colour, print};
 use crate::agent::clock;
 use crate::datapath::{self, maps_dir};
 use crate::model::Monotonic;
@@ -26,7 +26,7 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let status = gather(&arguments.dirs);
-    print(&render(arguments.output, &status, |wide| status::text(&status, wide))?)
+    print(&render(arguments.output, &status, |wide| colour::labelled(status::text(&status, wide)))?)
 }
 
 /// What can be found out is shown; what cannot is an error in its place.

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use clap::Args;
 
 use super::AgentDirs;
+use super::progress::Progress;
 use crate::agent::clock;
 use crate::sysdump::{Settings, write};
 
@@ -35,11 +36,13 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         run_dir: arguments.dirs.run_dir.clone(),
         metrics: arguments.metrics,
     };
-    let progress = |item: &str| drop(writeln!(io::stderr(), "reading {item}"));
+    let line = Progress::start("reading");
+    let progress = |item: &str| line.say(format!("reading {item}"));
     let file = arguments.file.clone().unwrap_or_else(|| format!("{name}.tar.gz").into());
     if file == Path::new("-") {
         let failed =
             write(&settings, &name, made_s, io::stdout().lock(), progress).context("cannot write the archive")?;
+        drop(line);
         tell_failed(failed);
         return Ok(());
     }
@@ -50,6 +53,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let archive = open.open(&file).with_context(|| format!("cannot make {}", file.display()))?;
     let failed = write(&settings, &name, made_s, io::BufWriter::new(archive), progress)
         .with_context(|| format!("cannot write {}", file.display()))?;
+    drop(line);
     tell_failed(failed);
     writeln!(io::stdout(), "{}", file.display())?;
     Ok(())

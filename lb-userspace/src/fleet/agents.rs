@@ -21,15 +21,17 @@ const CA_KEY: &str = "ca.crt";
 #[derive(Debug, thiserror::Error)]
 pub enum AgentsError {
     #[error("the agents cannot be listed: {0}; it needs `list pods` in their namespace")]
-    Pods(kube::Error),
+    Pods(String),
     #[error("no pod in namespace {namespace} has the labels {labels}: give --namespace and --selector of the agents")]
     None { namespace: String, labels: String },
     #[error("no token of ServiceAccount {name}: {error}; it needs `create serviceaccounts/token` for it")]
-    Token { name: String, error: kube::Error },
+    Token { name: String, error: String },
     #[error("the API server made no token of ServiceAccount {name}")]
     NoToken { name: String },
-    #[error("the CA of the agents cannot be read from ConfigMap {name}: {error}; give --ca-file")]
-    Ca { name: String, error: kube::Error },
+    #[error(
+        "the CA of the agents cannot be read from ConfigMap {name}: {error}; it needs `get configmaps` for it, or give --ca-file"
+    )]
+    Ca { name: String, error: String },
     #[error("ConfigMap {name} has no key {CA_KEY}: give --ca-file")]
     NoCa { name: String },
 }
@@ -51,7 +53,7 @@ pub async fn find(client: &Client, namespace: &str, labels: &str) -> Result<Agen
     let mut agents = Agents::default();
     let mut parameters = ListParams::default().labels(labels).limit(PAGE);
     loop {
-        let page = pods.list(&parameters).await.map_err(AgentsError::Pods)?;
+        let page = pods.list(&parameters).await.map_err(|error| AgentsError::Pods(said(&error)))?;
         for pod in page.items {
             let Some(node) = pod.spec.and_then(|spec| spec.node_name) else { continue };
             let status = pod.status.unwrap_or_default();
@@ -72,9 +74,20 @@ pub async fn find(client: &Client, namespace: &str, labels: &str) -> Result<Agen
     }
     match nodes(client).await {
         Ok(nodes) => agents.without = nodes.into_iter().filter(|node| !agents.addresses.contains_key(node)).collect(),
-        Err(error) => agents.problem = Some(format!("nodes without an agent are not shown: {error}")),
+        Err(error) => {
+            agents.problem =
+                Some(format!("nodes without an agent are not shown: {}; it needs `list nodes`", said(&error)));
+        }
     }
     Ok(agents)
+}
+
+/// The API server's own sentence, where it has answered.
+pub(super) fn said(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        other => other.to_string(),
+    }
 }
 
 /// The names of all nodes, and nothing else of them.
@@ -101,14 +114,14 @@ pub async fn token(client: &Client, namespace: &str, name: &str) -> Result<Strin
     };
     let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
     let made = accounts.create_token_request(name, &PostParams::default(), &request).await;
-    let made = made.map_err(|error| AgentsError::Token { name: name.to_owned(), error })?;
+    let made = made.map_err(|error| AgentsError::Token { name: name.to_owned(), error: said(&error) })?;
     made.status.and_then(|status| status.token).ok_or_else(|| AgentsError::NoToken { name: name.to_owned() })
 }
 
 /// The CA of the agents' certificates, in PEM.
 pub async fn ca(client: &Client, namespace: &str, name: &str) -> Result<String, AgentsError> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let map = maps.get(name).await.map_err(|error| AgentsError::Ca { name: name.to_owned(), error })?;
+    let map = maps.get(name).await.map_err(|error| AgentsError::Ca { name: name.to_owned(), error: said(&error) })?;
     let mut data = map.data.unwrap_or_default();
     data.remove(CA_KEY).ok_or_else(|| AgentsError::NoCa { name: name.to_owned() })
 }

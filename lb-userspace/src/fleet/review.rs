@@ -200,7 +200,7 @@ async fn authenticate(api: &Client, token: &str) -> Result<UserInfo, Refused> {
 
 #[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]
 fn not_reviewed(error: kube::Error) -> Refused {
-    Refused::NotReviewed(error.to_string())
+    Refused::NotReviewed(super::agents::said(&error))
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Many agents in one process: each has tables in memory, a listener with TLS on an address of its own, and reviews by one API server.
+//! Many agents in one process: each has a listener with TLS on an address of its own, and reviews by one API server. Agents with the same objects
+//! share the tables that these were programmed into.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -106,6 +107,7 @@ struct Fleet {
 async fn start(kinds: &[Kind]) -> Fleet {
     let (api, certificate) = (TestApi::default(), TestCertificate::new(SERVER_NAME));
     let states = [cluster(0..SERVICES, "2"), cluster(0..=SERVICES, "1"), cluster(0..SERVICES, "1")];
+    let states = states.map(|state| programmed(&state));
     let first = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let port = first.local_addr().expect("bound").port();
     let (mut pods, mut tasks, mut silent) = (Vec::new(), Vec::new(), Vec::new());
@@ -123,7 +125,7 @@ async fn start(kinds: &[Kind]) -> Fleet {
             silent.push(listener);
             continue;
         }
-        let view = view(&node, *kind, programmed(state));
+        let view = view(&node, *kind, state.clone());
         let commands = Commands::new("/bin/false".into(), Vec::new(), Vec::new());
         let answers = Answers::new(move || view.clone(), Reviewer::new(api.client()), commands);
         tasks.push(AbortOnDropHandle::new(tokio::spawn(serve(listener, answers, certificate.server()))));
@@ -140,7 +142,9 @@ async fn ask(fleet: &Fleet, limit: Duration) -> FleetReport {
     let token = agents::token(&client, "kube-system", "ballast-fleet").await.expect("a token");
     let name = tokio_rustls::rustls::pki_types::ServerName::try_from(SERVER_NAME).expect("a name");
     let asker = super::client::Asker::new(tls::client(ca.as_bytes()).expect("a CA"), name, &token);
-    Survey { asker, port: fleet.port, concurrency: 64, limit, pause: Duration::from_millis(100) }.report(&agents).await
+    Survey { asker, port: fleet.port, concurrency: 64, limit, pause: Duration::from_millis(100) }
+        .report(&agents, |_| {})
+        .await
 }
 
 /// One listener, and one connection of each end for each question under way.
@@ -182,13 +186,19 @@ async fn one_question_names_every_node_that_is_not_in_sync() {
     }
     assert_eq!(report.totals.same, count - 5);
     let answering = count - 1;
-    assert_eq!((fleet.api.token_reviews(), fleet.api.access_reviews()), (answering, answering), "once for each agent");
-    let lists = 2 * (count / 500 + 1);
-    assert!(fleet.api.requests() <= 2 * answering + lists + 2, "{}", fleet.api.requests());
-    assert!(report.seconds < 60.0, "{}", report.seconds);
     if all {
         println!("{count} agents: {:.1} s, {} requests to the API server", report.seconds, fleet.api.requests());
     }
+    // Nodes that are asked again after a minute are reviewed again, on a busy machine.
+    let (most, again) = if report.seconds < 50.0 { (answering, 0) } else { (answering + 16, 16) };
+    let (tokens, accesses) = (fleet.api.token_reviews(), fleet.api.access_reviews());
+    assert!(
+        tokens == accesses && (answering..=most).contains(&tokens),
+        "once for each agent, not {tokens} and {accesses}"
+    );
+    let lists = 2 * (count / 500 + 1);
+    assert!(fleet.api.requests() <= 2 * (answering + again) + lists + 2, "{}", fleet.api.requests());
+    assert!(report.seconds < if all { 300.0 } else { 60.0 }, "{}", report.seconds);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -34,10 +34,10 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// The state of all nodes.
-    pub async fn report(&self, agents: &Agents) -> FleetReport {
+    /// The state of all nodes. `progress` hears how many agents were asked.
+    pub async fn report(&self, agents: &Agents, progress: impl Fn(usize)) -> FleetReport {
         let began = Instant::now();
-        let mut comparison = Comparison::new(self.statuses(agents, agents.addresses.keys()).await);
+        let mut comparison = Comparison::new(self.statuses(agents, agents.addresses.keys(), progress).await);
         let reference_nodes = comparison.reference_nodes();
         for _ in 0..AGAIN {
             let undecided = comparison.undecided();
@@ -46,7 +46,7 @@ impl Survey {
             }
             sleep(self.pause).await;
             let asked = undecided.iter().chain(&reference_nodes);
-            let answers = self.statuses(agents, asked).await;
+            let answers = self.statuses(agents, asked, |_| {}).await;
             comparison.again(answers, &reference_nodes, self.pause.as_secs_f64());
         }
         let services = self.services(agents, &comparison, &reference_nodes).await;
@@ -55,9 +55,16 @@ impl Survey {
         report
     }
 
-    async fn statuses<'a>(&self, agents: &Agents, nodes: impl Iterator<Item = &'a String>) -> BTreeMap<String, Answer> {
+    async fn statuses<'a>(
+        &self,
+        agents: &Agents,
+        nodes: impl Iterator<Item = &'a String>,
+        progress: impl Fn(usize),
+    ) -> BTreeMap<String, Answer> {
         let questions = nodes.map(|node| async move { (node.clone(), self.status(agents, node).await) });
-        futures::stream::iter(questions).buffer_unordered(self.concurrency.max(1)).collect().await
+        let answers = futures::stream::iter(questions).buffer_unordered(self.concurrency.max(1));
+        let counted = answers.enumerate().inspect(|(before, _)| progress(before + 1));
+        counted.map(|(_, answer)| answer).collect().await
     }
 
     async fn status(&self, agents: &Agents, node: &str) -> Answer {

@@ -228,6 +228,81 @@ fn signals_end_it_at_any_moment_and_the_terminal_is_restored() {
     }
 }
 
+/// An agent that hangs: the audit waits for it.
+#[test]
+fn what_a_command_waits_for_is_shown_on_a_terminal_alone() {
+    let hanging = || {
+        let dir = TempDir::new().expect("a folder");
+        let agent = UnixListener::bind(dir.path().join("agent.sock")).expect("a socket");
+        (dir, agent)
+    };
+    let (dir, _agent) = hanging();
+    let mut audit = OnTerminal::start(dir, &["audit"], &[]);
+    audit.shows("comparing the tables: 1 s");
+    audit.shows("comparing the tables: 2 s");
+    audit.signal(Signal::SIGTERM);
+    audit.ended();
+    let (dir, agent) = hanging();
+    let mut audit = ballast(&["audit"], dir.path());
+    let mut audit = audit.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let question = agent.accept().expect("a question");
+    pause(Duration::from_millis(1_300));
+    drop(question);
+    let mut said = String::new();
+    audit.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
+    assert!(said.starts_with("ballast: ") && !said.contains("comparing"), "{said}");
+    assert_eq!(audit.wait().expect("a child").code(), Some(2));
+}
+
+/// `status` is the one that needs no tables.
+#[test]
+fn states_are_coloured_on_a_terminal_alone() {
+    let red = "\x1b[31mnot running\x1b[0m";
+    for (environment, is_coloured) in [(&[][..], true), (&[("NO_COLOR", "1")][..], false)] {
+        let mut status = OnTerminal::start(TempDir::new().expect("a folder"), &["status"], environment);
+        assert_eq!(status.ended().code(), Some(0));
+        status.shows("Agent:");
+        until(&status.bytes(), || status.bytes().contains(red) == is_coloured);
+    }
+    let dir = TempDir::new().expect("a folder");
+    let output = ballast(&["status"], dir.path()).output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("not running") && !text.contains('\x1b'), "{text}");
+}
+
+/// By its key, and by the signal of another process.
+#[test]
+fn it_gives_the_terminal_away_while_it_is_suspended() {
+    let mut top = OnTerminal::top(&["top"]);
+    top.shows("tables: ");
+    for by_key in [true, false] {
+        if by_key {
+            top.press("\x1a");
+        } else {
+            top.signal(Signal::SIGTSTP);
+        }
+        let stat = format!("/proc/{}/stat", top.process.id());
+        until("it is not stopped", || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T ")));
+        top.is_restored();
+        // What others write meanwhile is not there when it goes on.
+        let written = b"\x1b[2J\x1b[HWRITTEN BY A SHELL\r\n";
+        nix::unistd::write(&top.terminal, written).expect("a terminal");
+        top.shows("WRITTEN BY A SHELL");
+        top.signal(Signal::SIGCONT);
+        top.shows("tables: ");
+        assert!(!top.text().contains("WRITTEN"), "{}", top.text());
+        let shown = top.screen.lock().expect("no panic").0.screen().alternate_screen();
+        assert!(shown && tcgetattr(&top.terminal).expect("its settings") != top.settings);
+        top.press("?");
+        top.shows("back to the services");
+        top.press("\x1b");
+        top.shows("Enter backends");
+    }
+    top.press("q");
+    assert_eq!(top.ended().code(), Some(0));
+    top.is_restored();
+}
+
 #[test]
 fn signals_end_it_while_the_terminal_takes_nothing() {
     let mut top = OnTerminal::top(&["top", "--interval", "100ms"]);

@@ -49,6 +49,11 @@ impl Hosted {
         self.server.kubeconfig_by(key, certificate)
     }
 
+    /// See [`ApiServer::kubeconfig_as`].
+    pub fn kubeconfig_as(&self, user: &str) -> Result<PathBuf> {
+        self.server.kubeconfig_as(user)
+    }
+
     /// A faulty proxy in front of it, on the same host.
     pub fn proxy(&self) -> Result<FaultyProxy> {
         FaultyProxy::new(Some(&self.netns), self.server.address())

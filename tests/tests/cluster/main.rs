@@ -6,6 +6,7 @@
 mod adopt_kube_proxy;
 mod api_faults;
 mod differential;
+mod fleet;
 mod freshness;
 mod hand_over;
 mod health;

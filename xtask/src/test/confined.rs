@@ -12,8 +12,12 @@ use crate::process::{run_shown, say};
 use crate::workspace::Workspace;
 
 /// The modules that the whole ladder runs like this only, and the names of these rungs.
-const RUNGS: [(&str, &str); 3] =
-    [("agent_life", "confined_agent_life"), ("drain", "confined_drain"), ("kube_agent", "confined_kube_agent")];
+const RUNGS: [(&str, &str); 4] = [
+    ("agent_life", "confined_agent_life"),
+    ("drain", "confined_drain"),
+    ("fleet", "confined_fleet"),
+    ("kube_agent", "confined_kube_agent"),
+];
 
 /// The name of the rung in which this module runs confined.
 pub fn rung(module: &Module) -> Option<&'static str> {

@@ -17,7 +17,7 @@ const GAP: u16 = 2;
 /// Names are not cut below this width.
 const LEAST_NAME: u16 = 8;
 
-const HELP: [&str; 13] = [
+const HELP: [&str; 14] = [
     "j, Down        next row",
     "k, Up          row before",
     "g, Home        first row",
@@ -29,6 +29,7 @@ const HELP: [&str; 13] = [
     "/              filter by a part of NAMESPACE/SERVICE:PORT",
     "s              sort by the next of name, new/s, open, retries/s, refused/s, deadline",
     "Ctrl-L         draw all of the screen again",
+    "Ctrl-Z         suspend, until `fg`",
     "?              this help, and back",
     "q, Ctrl-C      quit",
 ];

@@ -20,6 +20,8 @@ pub(super) enum Key {
     Interrupt,
     /// Ctrl-L
     Redraw,
+    /// Ctrl-Z, which is no signal either
+    Suspend,
 }
 
 const ESCAPE: u8 = 0x1b;
@@ -50,6 +52,7 @@ fn next(bytes: &[u8], is_all: bool) -> Option<(Option<Key>, usize)> {
         0x7f | 0x08 => Key::Backspace,
         0x03 => Key::Interrupt,
         0x0c => Key::Redraw,
+        0x1a => Key::Suspend,
         0x02 => Key::PageUp,
         0x06 => Key::PageDown,
         0x10 => Key::Up,

@@ -28,6 +28,10 @@ struct Inputs {
     answers: mpsc::Receiver<Answer>,
     /// The terminal has another size.
     resizes: mpsc::Receiver<()>,
+    /// A signal asks for a pause.
+    stops: mpsc::Receiver<()>,
+    /// The process goes on after it was stopped.
+    continues: mpsc::Receiver<()>,
     /// A signal asks for the end.
     ends: mpsc::Receiver<()>,
 }
@@ -35,16 +39,24 @@ struct Inputs {
 /// Shows the table until a key or a signal ends it, or the terminal is gone.
 pub(super) async fn run(wanted: Wanted, interval: Duration) -> anyhow::Result<()> {
     // First the signals: from the first change of the terminal on, each of them restores it.
-    let (ends, resizes) = (end_by_signals()?, resizes()?);
+    let ends = end_by_signals()?;
+    let [resizes, stops, continues] =
+        [SignalKind::window_change(), SignalKind::from_raw(libc::SIGTSTP), SignalKind::from_raw(libc::SIGCONT)]
+            .map(follow_signal);
+    let (resizes, stops, continues) = (resizes?, stops?, continues?);
     let mut screen = Screen::open().inspect_err(|_| screen::restore())?;
     let (readings, answers) = Readings::start(wanted);
-    let inputs = Inputs { keys: screen::keys(), answers, resizes, ends };
+    let inputs = Inputs { keys: screen::keys(), answers, resizes, stops, continues, ends };
     let theme = Theme::of_environment();
-    let ended = follow(inputs, readings, interval, theme, screen::area, |buffer, all| {
+    let show = |buffer, all| {
         if all {
             screen.forget();
         }
         screen.show(buffer)
+    };
+    let ended = follow(inputs, readings, interval, theme, screen::area, show, |pause| match pause {
+        Pause::Begins => screen::suspend(),
+        Pause::IsOver => screen::enter(),
     });
     let ended = ended.await;
     screen::restore();
@@ -59,7 +71,15 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO | libc::ENXIO | libc::EPIPE | libc::ENODEV))
 }
 
-/// `show` draws a screen; its second argument says whether the terminal shows something else than was drawn before.
+/// A pause of the process, in which its terminal belongs to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pause {
+    Begins,
+    IsOver,
+}
+
+/// `show` draws a screen; its second argument says whether the terminal shows something else than was drawn before. `pause` gives the terminal away,
+/// and takes it again.
 async fn follow(
     mut inputs: Inputs,
     mut readings: Readings,
@@ -67,6 +87,7 @@ async fn follow(
     theme: Theme,
     area: impl Fn() -> Rect,
     mut show: impl FnMut(Buffer, bool) -> io::Result<()>,
+    mut pause: impl FnMut(Pause) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut model = Model::default();
     let (mut reads, mut seconds) = (tokio::time::interval(interval), tokio::time::interval(SECOND));
@@ -85,6 +106,10 @@ async fn follow(
                     match model.press(key) {
                         After::Quit => return Ok(()),
                         After::Redraw => all = true,
+                        After::Suspend => {
+                            pause(Pause::Begins)?;
+                            all = true;
+                        }
                         After::Go => {}
                     }
                 }
@@ -97,6 +122,14 @@ async fn follow(
             _ = reads.tick() => readings.ask(Instant::now()),
             _ = seconds.tick() => {}
             Some(()) = inputs.resizes.recv() => all = true,
+            Some(()) = inputs.stops.recv() => {
+                pause(Pause::Begins)?;
+                all = true;
+            }
+            Some(()) = inputs.continues.recv() => {
+                pause(Pause::IsOver)?;
+                all = true;
+            }
             Some(()) = inputs.ends.recv() => return Ok(()),
         }
     }
@@ -125,11 +158,11 @@ fn end_by_signals() -> io::Result<mpsc::Receiver<()>> {
     Ok(receiver)
 }
 
-fn resizes() -> io::Result<mpsc::Receiver<()>> {
-    let mut changes = signal(SignalKind::window_change())?;
+fn follow_signal(kind: SignalKind) -> io::Result<mpsc::Receiver<()>> {
+    let mut signals = signal(kind)?;
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
-        while changes.recv().await.is_some() {
+        while signals.recv().await.is_some() {
             // One that waits already stands for this one, too.
             let _ = sender.try_send(());
         }
@@ -160,8 +193,8 @@ mod tests {
             let (keys, keys_in) = mpsc::channel(8);
             let (answers, answers_in) = mpsc::channel(8);
             let (ends, ends_in) = mpsc::channel(1);
-            let (_, resizes) = mpsc::channel(1);
-            let inputs = Inputs { keys: keys_in, answers: answers_in, resizes, ends: ends_in };
+            let [resizes, stops, continues] = [(); 3].map(|()| mpsc::channel(1).1);
+            let inputs = Inputs { keys: keys_in, answers: answers_in, resizes, stops, continues, ends: ends_in };
             let shown = Arc::new(Mutex::new(String::new()));
             let show = {
                 let shown = Arc::clone(&shown);
@@ -174,7 +207,7 @@ mod tests {
             let readings = Readings::new(silent(), silent());
             let theme = Theme::of_environment();
             let area = || Rect::new(0, 0, 120, 20);
-            let ended = tokio::spawn(follow(inputs, readings, Duration::from_secs(2), theme, area, show));
+            let ended = tokio::spawn(follow(inputs, readings, Duration::from_secs(2), theme, area, show, |_| Ok(())));
             Self { keys, answers, ends, shown, ended }
         }
 

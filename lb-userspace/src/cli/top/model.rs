@@ -14,6 +14,8 @@ pub(super) enum After {
     Go,
     /// The terminal shows something else than what was drawn: draw all of it.
     Redraw,
+    /// Give the terminal away for a time.
+    Suspend,
     Quit,
 }
 
@@ -200,6 +202,7 @@ impl Model {
         match key {
             Key::Interrupt => return After::Quit,
             Key::Redraw => return After::Redraw,
+            Key::Suspend => return After::Suspend,
             _ if self.is_typing() => self.type_key(key),
             _ if self.is_help => self.is_help = !matches!(key, Key::Escape | Key::Char('?' | 'q') | Key::Enter),
             Key::Char('q') => return After::Quit,

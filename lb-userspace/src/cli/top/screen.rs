@@ -16,6 +16,7 @@ use ratatui::crossterm::style::ResetColor;
 use ratatui::crossterm::terminal::{Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
 use ratatui::layout::Rect;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, getpid, kill_process};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use tokio::sync::mpsc;
 
@@ -43,16 +44,8 @@ pub(super) struct Screen {
 impl Screen {
     /// Puts the terminal into raw mode, on its alternate screen. [`restore`] undoes it.
     pub fn open() -> io::Result<Self> {
-        let before = tcgetattr(rustix::stdio::stdin())?;
-        let mut raw = before.clone();
-        raw.make_raw();
-        // From here on, a panic or a signal finds the settings to restore.
-        *lock() = Some(before);
         restore_on_panic();
-        tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &raw)?;
-        let mut bytes = Vec::new();
-        queue!(bytes, EnterAlternateScreen, Hide)?;
-        write(&bytes)?;
+        enter()?;
         Ok(Self { drawn: Buffer::empty(Rect::ZERO), is_unknown: true })
     }
 
@@ -74,6 +67,32 @@ impl Screen {
     pub const fn forget(&mut self) {
         self.is_unknown = true;
     }
+}
+
+/// Takes the terminal. It does so again where the process was stopped: a shell may have changed the settings meanwhile.
+pub(super) fn enter() -> io::Result<()> {
+    let mut raw = {
+        let mut before = lock();
+        // From here on, a panic or a signal finds the settings to restore.
+        match &*before {
+            Some(before) => before.clone(),
+            None => before.insert(tcgetattr(rustix::stdio::stdin())?).clone(),
+        }
+    };
+    raw.make_raw();
+    // A process in the background is stopped here, until it is in the foreground.
+    rustix::io::retry_on_intr(|| tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &raw))?;
+    let mut bytes = Vec::new();
+    queue!(bytes, EnterAlternateScreen, Hide)?;
+    write(&bytes)
+}
+
+/// Gives the terminal back, stops the process as Ctrl-Z does, and takes the terminal again once the process goes on.
+pub(super) fn suspend() -> io::Result<()> {
+    restore();
+    // A handler has replaced what SIGTSTP does by itself.
+    kill_process(getpid(), Signal::STOP)?;
+    enter()
 }
 
 /// The size of the terminal now.
