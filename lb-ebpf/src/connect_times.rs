@@ -32,6 +32,7 @@ pub fn clock() -> u32 {
 
 /// Counts a connect time of a backend. A function of its own: off the stack of those that ask.
 #[inline(never)]
+#[expect(clippy::needless_borrows_for_generic_args, reason = "by value, key and record would be copied to the stack")]
 pub fn count<const N: usize>(backend: u32, ticks: u32) {
     let key =
         ConnectKey { id: backend, kind: u32::from(if N == 4 { stat_kind::BACKEND4 } else { stat_kind::BACKEND6 }) };
