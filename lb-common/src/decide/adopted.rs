@@ -33,6 +33,8 @@ pub(super) fn packet<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mu
         let begins = hook.has(Hook::REQUESTS) && !connection.is_reply();
         if begins && is_over(tables, packet.key.protocol, &connection.original.flow, now) {
             commit::leave(tables, work);
+            // What becomes of it is decided anew: there may be no service any more.
+            work.verdict.pass();
             return Step::Select;
         }
     }

@@ -122,6 +122,15 @@ fn a_syn_begins_a_new_connection_where_conntrack_says_that_the_one_before_is_ove
 }
 
 #[test]
+fn a_syn_to_a_service_that_is_gone_is_counted_as_a_direct_one() {
+    let mut tables = adopted();
+    tables.services.clear();
+    let flow = tables.flows.get_mut(&original(TCP)).unwrap();
+    (flow.fin, flow.opposite_fin) = (fin::SENT, fin::SENT);
+    assert_eq!(ask(&mut tables, original(TCP), SYN, Hook::POD_IN), (Action::Pass, Outcome::Passed));
+}
+
+#[test]
 fn a_syn_after_a_silence_of_hours_begins_a_new_connection() {
     let mut tables = adopted();
     tables.pass_seconds(u64::from(TCP_OPEN_TIMEOUT_S));
