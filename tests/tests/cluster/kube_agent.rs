@@ -214,9 +214,13 @@ fn services(agent: &Agent) -> Result<BTreeSet<String>> {
     Ok(items.iter().filter_map(|item| item["name"].as_str()).map(str::to_owned).collect())
 }
 
-/// All services with all their backends.
+/// All services with all their backends, without the times that connections add to.
 fn tables(agent: &Agent) -> Result<serde_json::Value> {
-    agent.json(&["get", "services", "-A"])
+    let mut list = agent.json(&["get", "services", "-A"])?;
+    for item in list["items"].as_array_mut().context("no items")? {
+        item.as_object_mut().context("no object")?.remove("connectTime");
+    }
+    Ok(list)
 }
 
 /// The same once nothing more comes by itself: the API server makes its own service, and its endpoints, when it likes.
