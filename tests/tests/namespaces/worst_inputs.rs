@@ -15,8 +15,9 @@ use lb_tests::topology::NodeOptions;
 use nix::sys::stat::Mode;
 use serde_json::{Value, json};
 
-/// How soon a change elsewhere is served.
-const SERVED: Duration = Duration::from_secs(5);
+/// How soon a change elsewhere is served, by an agent that is not optimised, beside tests that take both CPUs: 9.0 s were seen then, and 4.0 s alone. A
+/// fault that stops the agent lasts for minutes.
+const SERVED: Duration = Duration::from_secs(15);
 /// `failureThreshold` of the liveness probe in the manifests.
 const FAILURES_MAX: u32 = 6;
 /// Its `periodSeconds`, fifty times as fast.
