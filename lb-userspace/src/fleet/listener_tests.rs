@@ -214,7 +214,7 @@ async fn a_certificate_that_appears_later_is_used() {
     std::fs::rename(&certificate.files.key, &hidden).expect("renamed");
     let (config, mut current) = watch::channel(None);
     let following = tokio::spawn(tls::follow(certificate.files.clone(), config, move |is_usable| {
-        counted.certificate_read(at, is_usable)
+        counted.certificate_read(at, is_usable);
     }));
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert!(current.borrow().is_none());
