@@ -310,7 +310,7 @@ impl Tables {
     /// Backends past their deadline: the next pass takes them out, if it can.
     fn overdue(&self) -> u64 {
         let now = clock::monotonic();
-        let deadlines = self.programmer.programmed().deadlines.iter();
+        let deadlines = self.programmer.programmed().backends().deadlines().iter();
         deadlines.take_while(|(tenths, _)| Monotonic::from_tenths(*tenths) <= now).count() as u64
     }
 
