@@ -23,6 +23,8 @@ pub(super) struct Ejections {
     /// The last backend of the last review, if there may be more.
     reviewed: Option<BackendId>,
     log: LogBound,
+    /// Some became ejected, or are no longer, since [`Self::take_news`].
+    has_news: bool,
 }
 
 impl Ejections {
@@ -57,6 +59,7 @@ impl Ejections {
             }
             None => drop(self.known.remove(&id)),
         }
+        self.has_news = true;
         true
     }
 
@@ -77,6 +80,11 @@ impl Ejections {
         let ids: BTreeSet<BackendId> = ejected.map(|(id, _)| *id).chain(known).collect();
         // Each is checked, also after the first that is new.
         ids.into_iter().filter(|id| self.update(*id, programmed, &is_ejected, now)).count() > 0
+    }
+
+    /// Whether anything was new since the last call.
+    pub fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.has_news)
     }
 
     /// All of them.
@@ -138,6 +146,7 @@ mod tests {
             assert!(looked.get() <= REVIEWED + 1, "{}", looked.get());
         }
         assert_eq!((found, ejections.known().count()), (vec![false, false, true, false], 1));
+        assert!(ejections.take_news() && !ejections.take_news());
     }
 
     #[tokio::test(start_paused = true)]
