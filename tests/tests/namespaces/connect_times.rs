@@ -1,14 +1,13 @@
 //! Connect times of a backend that answers late, as each command shows them, and the switch that turns them off.
 //!
-//! nftables in the backend's namespace loses its SYN+ACKs for half a second: the client's kernel sends its SYN again after one. Needs root and `nft`.
+//! nftables in the backend's namespace loses its first SYN+ACKs: the client's kernel sends its SYN again after a second. Needs root and `nft`.
 
 use std::io::Write as _;
 use std::process::Stdio;
-use std::time::Duration;
 
-use lb_tests::agent::{Agent, Manifest, Protocol, Service};
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
-use lb_tests::peers::Stream;
+use lb_tests::peers::{Stream, eventually};
 use lb_tests::topology::{NodeOptions, Pod};
 use serde_json::Value;
 
@@ -24,7 +23,7 @@ fn connect(fixture: &Fixture, service: &Service) {
 
 /// Loses the SYN+ACKs of the pod, or no more.
 fn loses_answers(pod: &Pod, loses: bool) {
-    let rule = if loses { "tcp flags & (syn | ack) == syn | ack fwd to \"lo\"" } else { "" };
+    let rule = if loses { "tcp flags & (syn | ack) == syn | ack counter fwd to \"lo\"" } else { "" };
     let text = format!(
         "table netdev slow\ndelete table netdev slow\ntable netdev slow {{\n\
          chain egress {{\ntype filter hook egress device \"eth0\" priority 0;\n{rule}\n}}\n}}\n"
@@ -33,6 +32,15 @@ fn loses_answers(pod: &Pod, loses: bool) {
     let mut child = pod.netns().start(command.args(["-f", "-"]).stdin(Stdio::piped())).expect("nft: install nftables");
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     assert!(child.wait().unwrap().success(), "nft refuses {text}");
+}
+
+/// How many SYN+ACKs were lost.
+fn lost_answers(pod: &Pod) -> u64 {
+    let mut list = std::process::Command::new("nft");
+    let output = pod.netns().run(|| list.args(["list", "table", "netdev", "slow"]).output()).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (_, counter) = text.split_once("counter packets ").unwrap_or_else(|| panic!("no counter in {text}"));
+    counter.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 fn items(agent: &Agent, list: &str) -> Vec<Value> {
@@ -68,7 +76,9 @@ fn a_late_answer_is_in_every_list_and_an_agent_that_does_not_measure_has_none() 
     loses_answers(&fixture.backends[0], true);
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| connect_at_once(&fixture, &service));
-        std::thread::sleep(Duration::from_millis(500));
+        eventually("the first answer to each client is lost", SOON, || {
+            (lost_answers(&fixture.backends[0]) >= families).then_some(())
+        });
         loses_answers(&fixture.backends[0], false);
         connecting.join().unwrap();
     });
