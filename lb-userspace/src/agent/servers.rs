@@ -85,6 +85,7 @@ pub(super) fn serve(
 pub(super) fn serve_fleet(
     settings: &Settings,
     state: &State,
+    metrics: &Metrics,
     api: Option<Client>,
     socket: Option<TcpListener>,
 ) -> Option<Task> {
@@ -92,10 +93,10 @@ pub(super) fn serve_fleet(
     let program = std::env::current_exe().inspect_err(|error| tracing::warn!("--fleet-bind: no commands: {error}"));
     let folder = |flag: &str, path: &Path| [flag.to_owned(), path.display().to_string()];
     let folders = [folder("--bpffs", &settings.bpffs), folder("--run-dir", &settings.run_dir)].concat();
-    let metrics = vec!["--metrics".to_owned(), settings.metrics_bind.to_string()];
-    let commands = Commands::new(program.unwrap_or_default(), folders, metrics);
+    let metrics_address = vec!["--metrics".to_owned(), settings.metrics_bind.to_string()];
+    let commands = Commands::new(program.unwrap_or_default(), folders, metrics_address);
     let state = state.clone();
-    let answers = Answers::new(move || view(&state), Reviewer::new(api), commands);
+    let answers = Answers::new(move || view(&state), Reviewer::new(api), commands, metrics.fleet().clone());
     let files = CertificateFiles { certificate: fleet.certificate.clone(), key: fleet.key.clone() };
     tracing::info!(address = %fleet.bind, "the fleet is answered");
     Some(spawn(listener::serve_files(socket, answers, files)))

@@ -127,7 +127,7 @@ async fn with_source(
     let (previews, previewed) = Previews::new(settings);
     let channels = RequestChannels { audits: ask, orders: order, events: stream.clone(), previews };
     let judge = Arc::new(Judge::new(state.clone()));
-    let fleet = serve_fleet(settings, &state, source.api.clone(), listeners.fleet.take());
+    let fleet = serve_fleet(settings, &state, &metrics, source.api.clone(), listeners.fleet.take());
     let mut tasks = serve(&state, &judge, &metrics, listeners, &settings.run_dir, channels);
     tasks.extend(fleet);
     let (learn, learnt) = mpsc::channel(ring::LEARNT);

@@ -79,6 +79,7 @@ impl Progress {
         let mut tables = self.tables.clone();
         tables.age_seconds = self.in_step.map(|(at, _)| age(at));
         tables.behind_seconds = self.behind_since.map(age);
+        tables.lag_seconds = self.programmed.lag_seconds(now);
         tables.unwritable_seconds = self.unwritable_since.map(age);
         tables.drains.oldest_seconds = self.oldest_drain.map(age);
         tables.sweep.age_seconds = self.swept.map(age);

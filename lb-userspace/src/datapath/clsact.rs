@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_in_our_place_is_seen() {
+    fn a_filter_of_others_in_our_place_is_seen() {
         let side = sort_out([filter(HANDLE, PRIORITY, "other")].into_iter());
         assert_eq!((side.ours, side.squatter, side.foreign), (None, Some("other".to_owned()), 1));
     }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{RawQuery, State};
+use axum::extract::{RawQuery, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
@@ -16,9 +17,10 @@ use tokio_rustls::rustls::ServerConfig;
 use super::answer::{BucketServices, NodeStatus};
 use super::command::{CommandError, Commands, Reading};
 use super::digest::{BUCKETS, bucket, hex};
-use super::review::Reviewer;
+use super::review::{Refused, Reviewer};
 use super::{STATUS_PATH, tls};
 use crate::model::Accepted;
+use crate::observe::fleet_metrics::FleetMetrics;
 use crate::observe::server::{self, Admission, CONNECTIONS_MAX, Patience};
 
 /// A sysdump takes its time; a connection takes one of a bounded number of places.
@@ -40,12 +42,18 @@ pub struct Answers {
     look: Look,
     reviewer: Arc<Reviewer>,
     commands: Arc<Commands>,
+    metrics: FleetMetrics,
 }
 
 impl Answers {
-    /// `look` is called for each question about the digest.
-    pub fn new(look: impl Fn() -> View + Send + Sync + 'static, reviewer: Reviewer, commands: Commands) -> Self {
-        Self { look: Arc::new(look), reviewer: reviewer.into(), commands: commands.into() }
+    /// `look` is called for each question about the digest; `metrics` count the answers.
+    pub fn new(
+        look: impl Fn() -> View + Send + Sync + 'static,
+        reviewer: Reviewer,
+        commands: Commands,
+        metrics: FleetMetrics,
+    ) -> Self {
+        Self { look: Arc::new(look), reviewer: reviewer.into(), commands: commands.into(), metrics }
     }
 }
 
@@ -58,7 +66,13 @@ pub async fn serve(listener: TcpListener, answers: Answers, tls: watch::Receiver
 /// The same with the certificate of these files, which are read again when they change.
 pub async fn serve_files(listener: TcpListener, answers: Answers, files: tls::CertificateFiles) {
     let (config, current) = watch::channel(None);
-    tokio::join!(tls::follow(files, config), serve(listener, answers, current));
+    let (metrics, address) = (answers.metrics.clone(), listener.local_addr());
+    let read = move |is_usable| {
+        if let Ok(address) = address {
+            metrics.certificate_read(address, is_usable);
+        }
+    };
+    tokio::join!(tls::follow(files, config, read), serve(listener, answers, current));
 }
 
 fn router(answers: Answers) -> Router {
@@ -69,7 +83,16 @@ fn router(answers: Answers) -> Router {
         };
         router = router.route(reading.path(), get(handler));
     }
-    router.with_state(answers)
+    let metrics = answers.metrics.clone();
+    let count = middleware::from_fn(move |request: Request, next: Next| {
+        let metrics = metrics.clone();
+        async move {
+            let answer = next.run(request).await;
+            metrics.answered(answer.status());
+            answer
+        }
+    });
+    router.with_state(answers).layer(count)
 }
 
 /// Refuses a client that has no right to the path.
@@ -80,6 +103,9 @@ async fn admit(answers: &Answers, headers: &HeaderMap, path: &str) -> Result<(),
     let admitted = answers.reviewer.admit(token.map(|(_, token)| token.trim()), path).await;
     admitted.map_err(|refused| {
         tracing::debug!(path, "--fleet-bind: refused: {refused}");
+        if matches!(refused, Refused::NotReviewed(_)) {
+            answers.metrics.review_failed();
+        }
         (refused.status(), refused.to_string()).into_response()
     })
 }

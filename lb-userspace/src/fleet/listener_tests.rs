@@ -14,6 +14,8 @@ use crate::fleet::test_api::{TestApi, token};
 use crate::fleet::tls::CertificateFiles;
 use crate::fleet::{AUDIENCE, SERVER_NAME};
 use crate::model::{Mark, ObjectName};
+use crate::observe::metrics::Metrics;
+use crate::source::api_requests::ApiRequests;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -63,8 +65,16 @@ async fn listener(
     api: &TestApi,
     certificate: &TestCertificate,
 ) -> (SocketAddr, tokio_util::task::AbortOnDropHandle<()>) {
+    counted_listener(api, certificate, &FleetMetrics::default()).await
+}
+
+async fn counted_listener(
+    api: &TestApi,
+    certificate: &TestCertificate,
+    metrics: &FleetMetrics,
+) -> (SocketAddr, tokio_util::task::AbortOnDropHandle<()>) {
     let commands = Commands::new("/bin/sh".into(), Vec::new(), Vec::new());
-    let answers = Answers::new(view, Reviewer::new(api.client()), commands);
+    let answers = Answers::new(view, Reviewer::new(api.client()), commands, metrics.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("bound");
     let served = tokio::spawn(serve(listener, answers, certificate.server()));
@@ -119,6 +129,34 @@ async fn nobody_else_gets_an_answer() {
 }
 
 #[tokio::test]
+async fn every_answer_is_counted() {
+    let (api, certificate) = (TestApi::default(), TestCertificate::new(SERVER_NAME));
+    let metrics = Metrics::new(&ApiRequests::default(), Vec::new);
+    let (address, _served) = counted_listener(&api, &certificate, metrics.fleet()).await;
+    let ask = async |user: &str, path: &str| {
+        let asker = certificate.asker(&token(user, AUDIENCE));
+        asker.ask(address, path, LIMIT, ANSWER_BYTES_MAX).await.is_ok()
+    };
+    assert!(!metrics.encode().contains("ballast_fleet_requests_total{"), "no series without a request");
+    assert!(ask("viewer", STATUS_PATH).await && ask("viewer", STATUS_PATH).await);
+    assert!(!ask("unknown-user", STATUS_PATH).await && !ask("viewer", "/fleet/sysdump").await);
+    assert!(!ask("operator", "/fleet/status?buckets=64").await && !ask("operator", "/metrics").await);
+    api.fail(true);
+    assert!(!ask("operator", "/fleet/explain").await);
+    let text = metrics.encode();
+    for line in [
+        "ballast_fleet_requests_total{answer=\"accepted\"} 2",
+        "ballast_fleet_requests_total{answer=\"unauthenticated\"} 1",
+        "ballast_fleet_requests_total{answer=\"forbidden\"} 1",
+        "ballast_fleet_requests_total{answer=\"refused\"} 2",
+        "ballast_fleet_requests_total{answer=\"failed\"} 1",
+        "ballast_fleet_review_failures_total 1",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+}
+
+#[tokio::test]
 async fn a_command_is_run_with_its_arguments() {
     let (api, certificate) = (TestApi::default(), TestCertificate::new(SERVER_NAME));
     let (address, _served) = listener(&api, &certificate).await;
@@ -164,15 +202,26 @@ async fn clients_that_do_not_finish_hold_up_nobody() {
 
 #[tokio::test(start_paused = true)]
 async fn a_certificate_that_appears_later_is_used() {
+    let (metrics, at) = (Metrics::new(&ApiRequests::default(), Vec::new), SocketAddr::from(([192, 0, 2, 1], 10246)));
+    let counted = metrics.fleet().clone();
+    let read = move || {
+        metrics.encode().lines().find_map(|line| {
+            line.strip_prefix("ballast_fleet_certificate_read{address=\"192.0.2.1:10246\"} ").map(str::to_owned)
+        })
+    };
     let certificate = TestCertificate::new(SERVER_NAME);
     let hidden = certificate.files.key.with_extension("hidden");
     std::fs::rename(&certificate.files.key, &hidden).expect("renamed");
     let (config, mut current) = watch::channel(None);
-    let following = tokio::spawn(tls::follow(certificate.files.clone(), config));
+    let following = tokio::spawn(tls::follow(certificate.files.clone(), config, move |is_usable| {
+        counted.certificate_read(at, is_usable);
+    }));
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert!(current.borrow().is_none());
+    assert_eq!(read().as_deref(), Some("0"));
     std::fs::rename(&hidden, &certificate.files.key).expect("renamed");
     current.changed().await.expect("it follows the files");
     assert!(current.borrow().is_some());
+    assert_eq!(read().as_deref(), Some("1"));
     following.abort();
 }

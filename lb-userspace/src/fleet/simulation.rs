@@ -21,6 +21,7 @@ use super::test_api::TestApi;
 use super::{SERVER_NAME, tls};
 use crate::apply::{MemoryStore, Programmer};
 use crate::model::{Accepted, Mark, Monotonic, ObjectName, Snapshot};
+use crate::observe::fleet_metrics::FleetMetrics;
 use crate::plan::{Capacities, NodeFacts, PlanSettings};
 use crate::source::manifest::snapshot;
 
@@ -127,7 +128,8 @@ async fn start(kinds: &[Kind]) -> Fleet {
         }
         let view = view(&node, *kind, state.clone());
         let commands = Commands::new("/bin/false".into(), Vec::new(), Vec::new());
-        let answers = Answers::new(move || view.clone(), Reviewer::new(api.client()), commands);
+        let answers =
+            Answers::new(move || view.clone(), Reviewer::new(api.client()), commands, FleetMetrics::default());
         tasks.push(AbortOnDropHandle::new(tokio::spawn(serve(listener, answers, certificate.server()))));
     }
     api.run(pods, vec!["bare".to_owned()], certificate.ca.clone());

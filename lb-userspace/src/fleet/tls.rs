@@ -71,12 +71,14 @@ fn unreadable(path: &Path, error: &rustls::pki_types::pem::Error) -> TlsError {
 }
 
 /// Keeps `config` at what the files have. Files that cannot be read change nothing: they are read again, and the problem is logged once.
-pub async fn follow(files: CertificateFiles, config: watch::Sender<Option<Arc<ServerConfig>>>) {
+/// `outcome` gets for each reading whether it gave a certificate.
+pub async fn follow(files: CertificateFiles, config: watch::Sender<Option<Arc<ServerConfig>>>, outcome: impl Fn(bool)) {
     let mut logged = None;
     loop {
         let read = files.clone();
         // It is a runtime that ends that runs no more of these.
         let Ok(read) = tokio::task::spawn_blocking(move || server(&read)).await else { return };
+        outcome(read.is_ok());
         match read {
             Ok(new) => {
                 config.send_replace(Some(Arc::new(new)));

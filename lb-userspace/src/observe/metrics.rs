@@ -17,6 +17,7 @@ use prometheus_client::metrics::{MetricType, TypedMetric as _};
 use prometheus_client::registry::Registry;
 
 use super::catalogue::{Catalogue, Description};
+use super::fleet_metrics::FleetMetrics;
 use super::health::Probe;
 use super::report::PassReport;
 use super::series::{Distribution, MetricKind, Series};
@@ -45,6 +46,7 @@ pub struct Metrics {
     readyz: Family<Label, Counter>,
     events: Family<Label, Counter>,
     checks: Family<Label, Counter>,
+    fleet: FleetMetrics,
 }
 
 impl Metrics {
@@ -71,6 +73,7 @@ impl Metrics {
             readyz: Family::default(),
             events: Family::default(),
             checks: Family::default(),
+            fleet: FleetMetrics::default(),
         };
         let Catalogue { mut registry, descriptions } = metrics.register(requests);
         registry.register_collector(Box::new(Readings { read: Box::new(read) }));
@@ -92,6 +95,7 @@ impl Metrics {
         all.register("ballast_table_calls", "System calls made for the tables", self.calls.clone());
         all.register("ballast_events", "Records read from the event ring by outcome", self.events.clone());
         all.register("ballast_checks", "Active checks that ended, by result", self.checks.clone());
+        self.fleet.register(&mut all);
         all
     }
 
@@ -170,6 +174,11 @@ impl Metrics {
     /// An active check ended.
     pub fn checked(&self, result: &str) {
         self.checks.get_or_create(&[("result", result.to_owned())]).inc();
+    }
+
+    /// Those of the listener of the fleet.
+    pub fn fleet(&self) -> &FleetMetrics {
+        &self.fleet
     }
 
     /// The metrics that are counted here, also those without a series yet. Those that are read describe themselves ([`Series`]).

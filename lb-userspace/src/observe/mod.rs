@@ -7,6 +7,7 @@ pub mod contents;
 pub mod event_stream;
 pub mod event_view;
 pub mod events;
+pub mod fleet_metrics;
 pub mod health;
 pub mod health_check;
 pub mod http;

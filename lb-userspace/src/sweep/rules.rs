@@ -179,8 +179,8 @@ mod tests {
     fn the_other_direction_is_known_by_leading_back() {
         let ((key, forward), (other, reply)) = flow(TCP, flow_state::OPEN, 100);
         assert!(is_pair(&key, &forward, &reply) && is_pair(&other, &reply, &forward));
-        let stranger = Flow { client_port: 4001, ..reply };
-        assert!(!is_pair(&key, &forward, &stranger), "another client's");
+        let of_another_client = Flow { client_port: 4001, ..reply };
+        assert!(!is_pair(&key, &forward, &of_another_client), "another client's");
         assert!(!is_pair(&key, &forward, &forward), "the same direction");
     }
 

@@ -11,7 +11,7 @@ use crate::random::Random;
 /// What services speak.
 pub const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
-/// An address: clients are net 1, backends net 2, frontends net 3, strangers net 4, external clients net 5, this node net 6.
+/// An address: clients are net 1, backends net 2, frontends net 3, others net 4, external clients net 5, this node net 6.
 pub fn address(v6: bool, net: u8, host: u8) -> IpAddr {
     if v6 {
         Ipv6Addr::new(0xfd00, u16::from(net), 0, 0xffff, 0x1234, 0, 0, u16::from(host)).into()

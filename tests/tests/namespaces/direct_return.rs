@@ -241,9 +241,9 @@ fn connections_to_a_backend_that_is_gone_end_with_the_drain_period() {
 fn who_is_no_peer_is_not_served() {
     let scenario = Scenario::new("dsr-peers");
     let manifest = Manifest::of([scenario.service("dsr")]);
-    let strangers = &["--dsr-peers=198.51.100.0/24"];
+    let other_peers = &["--dsr-peers=198.51.100.0/24"];
     let agents: Vec<Agent> =
-        scenario.nodes.iter().map(|node| Agent::start_with(node, &manifest, strangers).unwrap()).collect();
+        scenario.nodes.iter().map(|node| Agent::start_with(node, &manifest, other_peers).unwrap()).collect();
     let to = scenario.asked(Protocol::Tcp)[0];
     let limit = Duration::from_millis(1500);
     assert!(Stream::connect_from(scenario.client.netns(), 0, to, limit).is_err());

@@ -107,18 +107,18 @@ fn is_dropped(agent: &Agent, from: &NetNs, to: SocketAddr) -> bool {
 #[test]
 fn clients_outside_the_source_ranges_are_dropped_and_counted() {
     let fixture = Fixture::new("kindsranges", Pods::Routed, 2, NodeOptions::default());
-    let stranger = fixture.pod("stranger");
+    let unadmitted = fixture.pod("other");
     let guarded = |source_ranges| {
         let external = External { load_balancer_ips: load_balancer(), source_ranges, ..External::default() };
         Manifest::of([fixture.web().with(external)])
     };
     let agent = fixture.agent(&guarded(only(fixture.client.addresses())), &[]);
     // A pod whose link has no programs yet would be dropped as well, but not counted.
-    reaches(stranger.netns(), &fixture.web().cluster_ips.both());
+    reaches(unadmitted.netns(), &fixture.web().cluster_ips.both());
     let ingress: Vec<SocketAddr> = load_balancer().into_iter().map(|ip| SocketAddr::new(ip, HTTP)).collect();
     reaches(fixture.client.netns(), &load_balancer());
     for &to in &ingress {
-        assert!(is_dropped(&agent, stranger.netns(), to), "{to}: the stranger got through");
+        assert!(is_dropped(&agent, unadmitted.netns(), to), "{to}: a client that is not admitted got through");
         // The node's own address is in no range.
         let before = dropped(&agent);
         let error = Stream::connect(fixture.node.netns(), to).expect_err("the node got through");
@@ -129,23 +129,24 @@ fn clients_outside_the_source_ranges_are_dropped_and_counted() {
     // Established connections outlive the range that admitted them; new ones find it gone.
     let mut held: Vec<Stream> =
         ingress.iter().map(|to| Stream::connect(fixture.client.netns(), *to).unwrap()).collect();
-    agent.write(&guarded(only(stranger.addresses()))).unwrap();
+    agent.write(&guarded(only(unadmitted.addresses()))).unwrap();
     for (to, held) in ingress.iter().zip(&mut held) {
         eventually("the range is gone", SOON, || is_dropped(&agent, fixture.client.netns(), *to).then_some(()));
         held.ask("still").unwrap();
     }
-    reaches(stranger.netns(), &load_balancer());
+    reaches(unadmitted.netns(), &load_balancer());
 }
 
 #[test]
 fn clients_outside_reach_every_kind_within_the_source_ranges() {
     const NODE_PORT: u16 = 30_080;
     let fixture = Fixture::new("kindsoutside", Pods::Routed, 2, NodeOptions::default());
-    let [customer, stranger] =
-        ["customer", "stranger"].map(|name| fixture.topology.outside(name, &fixture.node).unwrap());
+    let [customer, unadmitted] =
+        ["customer", "other"].map(|name| fixture.topology.outside(name, &fixture.node).unwrap());
     let node = fixture.node.addresses();
     let guarded = [load_balancer(), external()].concat();
-    for (host, address) in [&customer, &stranger].into_iter().flat_map(|host| guarded.iter().map(move |ip| (host, ip)))
+    for (host, address) in
+        [&customer, &unadmitted].into_iter().flat_map(|host| guarded.iter().map(move |ip| (host, ip)))
     {
         host.namespace().ip(&format!("route add {address} via {}", node.like(*address))).unwrap();
     }
@@ -159,10 +160,10 @@ fn clients_outside_reach_every_kind_within_the_source_ranges() {
     let agent = fixture.agent(&Manifest::of([fixture.web().with(own)]), &["--external-ips", "on"]);
     reaches(customer.netns(), &guarded);
     for to in guarded.into_iter().map(|address| SocketAddr::new(address, HTTP)) {
-        assert!(is_dropped(&agent, stranger.netns(), to), "{to}: the stranger got through");
+        assert!(is_dropped(&agent, unadmitted.netns(), to), "{to}: a client that is not admitted got through");
     }
     for to in node.both().map(|address| SocketAddr::new(address, NODE_PORT)) {
-        let mut stream = Stream::connect(stranger.netns(), to).unwrap();
+        let mut stream = Stream::connect(unadmitted.netns(), to).unwrap();
         let answer = stream.ask("hello").unwrap();
         assert_eq!(answer.peer, stream.local().unwrap(), "node ports are not guarded, and the backend is of this node");
     }

@@ -139,7 +139,7 @@ fn packets_between_pods_are_handed_over_while_nothing_is_skipped() {
 }
 
 /// A program of somebody else's on a pod's link: ours over maps of its own, which knows of no flow.
-fn stranger(fixture: &Fixture, link: &str) -> Ebpf {
+fn program_of_others(fixture: &Fixture, link: &str) -> Ebpf {
     let object = lb_tests::test_run::object().unwrap();
     let mut ebpf = EbpfLoader::new().load(&std::fs::read(object).unwrap()).unwrap();
     lb_tests::test_run::load_entry(&mut ebpf, "pod_out").unwrap();
@@ -175,7 +175,7 @@ fn programs_and_queues_of_others_on_pods_links_are_not_skipped() {
                 let filter = format!("filter add dev {link} egress pref 7 bpf bytecode");
                 at_node(&fixture, "tc", &filter.split(' ').chain(all).collect::<Vec<_>>());
             }
-            _ => program = Some(stranger(&fixture, link)),
+            _ => program = Some(program_of_others(&fixture, link)),
         }
         assert!(until(&agent, false).contains(name), "{name}: {}", fast_path(&agent));
         let before = handed_over(&agent);

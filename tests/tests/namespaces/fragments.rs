@@ -121,7 +121,7 @@ fn fragments_of_two_datagrams_may_be_mixed_and_one_before_the_first_is_dropped()
     // Sent again in order, it arrives: what was lost is one datagram.
     send_raw(client, vip, &[&later]);
     assert_eq!(sockets[0].receive().unwrap().1.text, stray.text);
-    // A stranger's fragments go as they come.
+    // Unrelated fragments go as they come.
     let socket = Datagrams::unconnected(client, 0, to).unwrap();
     let direct = Pieces {
         from: (fixture.client.addresses().v4, socket.local().unwrap().port()),

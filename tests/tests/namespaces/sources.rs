@@ -103,8 +103,8 @@ fn what_somebody_edits_is_put_right_and_told() {
     for (key, _) in table.read().unwrap() {
         table.remove(&key).unwrap();
     }
-    let stranger = aya::maps::lpm_trie::Key::new(24, NetworkKey { address: [198, 18, 0, 0] });
-    table.put(&stranger, &Network { flags: network_flags::PODS }).unwrap();
+    let other_network = aya::maps::lpm_trie::Key::new(24, NetworkKey { address: [198, 18, 0, 0] });
+    table.put(&other_network, &Network { flags: network_flags::PODS }).unwrap();
     let dir = node.bpffs().join("ballast/tables");
     let addresses: Table<u32, Masquerade<4>> = Table::open(&dir, map_name::MASQUERADE4, &Calls::default()).unwrap();
     addresses.put(&0, &Masquerade::new([198, 18, 0, 1], &[])).unwrap();

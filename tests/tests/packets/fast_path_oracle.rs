@@ -111,9 +111,9 @@ fn links<const N: usize>(node: &Namespace) -> Vec<u32> {
         }
     }
     // Beyond the first external link, but nobody knows how to reach its node.
-    let (to, stranger) = (text(address::<N>(1, 6)), text(address::<N>(9, 6)));
-    lines.push(format!("route add {stranger}/{whole} dev f{N}x1"));
-    lines.push(format!("route add {to}/{whole} via {stranger} dev f{N}x1 onlink"));
+    let (to, next_hop) = (text(address::<N>(1, 6)), text(address::<N>(9, 6)));
+    lines.push(format!("route add {next_hop}/{whole} dev f{N}x1"));
+    lines.push(format!("route add {to}/{whole} via {next_hop} dev f{N}x1 onlink"));
     node.ip(&lines.join("\n")).unwrap();
     let index =
         |name: &str| node.netns().run(|| nix::net::if_::if_nametoindex(format!("f{N}{name}").as_str())).unwrap();

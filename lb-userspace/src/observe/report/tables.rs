@@ -25,6 +25,8 @@ pub struct TablesReport {
     pub last_error: Option<String>,
     /// How long a change could not be written; null: all are.
     pub behind_seconds: Option<f64>,
+    /// How long the oldest change waits to be in the tables, also one that no pass has come to yet; 0: all are there.
+    pub lag_seconds: f64,
     /// How many services, addresses and ids are not written, and are tried again, each by itself.
     pub failing: u64,
     /// Why the tables cannot be written at all, whatever the subject; null: they can.

@@ -191,6 +191,11 @@ fn of_tables(tables: &TablesReport) -> Vec<Series> {
             tables.behind_seconds.unwrap_or(0.0),
         ),
         gauge(
+            "ballast_tables_lag_seconds",
+            "How long the oldest change waits to be in the tables, failed or not yet come to; 0: all are there",
+            tables.lag_seconds,
+        ),
+        gauge(
             "ballast_unwritten_subjects",
             "Services, addresses and ids whose write failed; each is tried again by itself",
             precise(tables.failing),

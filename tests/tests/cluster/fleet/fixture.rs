@@ -1,5 +1,6 @@
 //! Two nodes with agents of the manual's DaemonSet, and a host with the API server and the plugin.
 
+use std::net::IpAddr;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -90,14 +91,19 @@ impl Fleet {
     }
 
     fn create_pod(&self, node: &Node, template: &Value) -> Result<()> {
-        let name = format!("ballast-{}", node.node_name());
         let mut pod = template.clone();
-        pod["metadata"]["name"] = json!(name);
+        pod["metadata"]["name"] = json!(format!("ballast-{}", node.node_name()));
+        self.run_pod(NAMESPACE, pod, node, &node.ips())
+    }
+
+    /// Makes the pod's object, and says of it what the node's kubelet says of a pod with these addresses.
+    pub fn run_pod(&self, namespace: &str, mut pod: Value, node: &Node, ips: &[IpAddr]) -> Result<()> {
         pod["spec"]["nodeName"] = json!(node.node_name());
-        let address = node.ips()[0];
-        let status = json!({"status": {"phase": "Running", "podIP": address, "hostIP": address}});
+        let name = pod["metadata"]["name"].as_str().context("a name")?.to_owned();
+        let all: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
+        let status = json!({"status": {"phase": "Running", "podIP": ips[0], "podIPs": all, "hostIP": node.ips()[0]}});
         self.cluster.with_client(|client| async move {
-            let pods = Api::<KubePod>::namespaced(client, NAMESPACE);
+            let pods = Api::<KubePod>::namespaced(client, namespace);
             pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
             pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(&status)).await?;
             Ok(())

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use lb_tests::cluster::{PacketDrop, SETTLE_LIMIT};
 use lb_tests::peers::eventually;
 use lb_tests::topology::Node;
+use serde_json::json;
 
 use fixture::{Fleet, NAMESPACE, OPERATOR};
 
@@ -30,6 +31,7 @@ fn the_plugin_asks_running_agents_with_the_rights_of_the_manifests() -> Result<(
         (code == Some(0) && same == 2 && text.contains("2 nodes in ")).then_some(())
     });
     one_node_answers(&fleet, &cluster_ips[0].to_string())?;
+    a_pod_is_explained_by_its_name(&fleet, &cluster_ips[0].to_string())?;
     others_are_refused(&fleet)?;
     a_node_whose_watch_is_cut_is_named(&fleet)
 }
@@ -58,8 +60,39 @@ fn one_node_answers(fleet: &Fleet, cluster_ip: &str) -> Result<()> {
     Ok(())
 }
 
+/// The real API server says which addresses the pod has, to those that may get it: on the node, and from another machine.
+fn a_pod_is_explained_by_its_name(fleet: &Fleet, cluster_ip: &str) -> Result<()> {
+    let second = fleet.nodes[1].node_name();
+    let client = fleet.nodes[1].pod("client")?;
+    let object =
+        json!({"metadata": {"name": "client"}, "spec": {"containers": [{"name": "client", "image": "client"}]}});
+    fleet.run_pod("default", object, &fleet.nodes[1], &client.ips())?;
+    let destination = format!("{cluster_ip}:80");
+    let ask = || fleet.ballast(OPERATOR, &["explain", &second, "pod/default/client", &destination]);
+    let (code, text) = ask()?;
+    assert!(code == Some(2) && text.contains("cannot get resource \"pods\""), "{text}");
+    let user = format!("--user={OPERATOR}");
+    fleet.admin(&["create", "role", "see-pods", "--verb=get", "--resource=pods"])?;
+    fleet.admin(&["create", "rolebinding", "see-pods", "--role=see-pods", &user])?;
+    let on_node = format!("sudo ballast explain pod/default/client {destination}");
+    let on_node = || {
+        let output = fleet.shell(&on_node, 1)?.wait_with_output()?;
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        anyhow::Ok((output.status.code(), text))
+    };
+    for (code, text) in [ask()?, on_node()?] {
+        let begins = format!("PACKET {}", client.ips()[0]);
+        let packet = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+        assert!(packet.into_iter().any(|line| line.starts_with(&begins)), "{text}");
+        assert!(code == Some(0) && text.contains("default/web"), "{code:?} {text}");
+    }
+    let (code, text) = fleet.ballast(OPERATOR, &["explain", &second, "pod/default/no-such-pod", &destination])?;
+    assert!(code == Some(2) && text.contains("pod default/no-such-pod"), "{text}");
+    Ok(())
+}
+
 fn others_are_refused(fleet: &Fleet) -> Result<()> {
-    let (code, text) = fleet.ballast("stranger", &["status"])?;
+    let (code, text) = fleet.ballast("no-rights", &["status"])?;
     assert!(code == Some(2) && text.contains("it needs "), "{text}");
     fleet.admin(&["-n", NAMESPACE, "create", "serviceaccount", "other"])?;
     let ask = |token: &Path, why: &str| {

@@ -232,7 +232,7 @@ fn the_next_packet_is_nobody_elses_choice(scenario: &mut Scenario) {
 }
 
 fn who_is_no_node_opens_nothing(scenario: &mut Scenario) {
-    for from in [Who::Stranger, Who::Client, Who::Own, Who::Vip] {
+    for from in [Who::NoPeer, Who::Client, Who::Own, Who::Vip] {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let asked = scenario.asks(protocol, 4_000, SYN);
             let arrived = scenario.wrapped(&asked, from, Who::Here, 60);
@@ -249,7 +249,7 @@ fn a_backend_that_is_not_here_takes_nothing(scenario: &mut Scenario) {
             (Protocol::Tcp, Who::Away),
             (Protocol::Udp, Who::Away),
             (Protocol::Tcp, Who::Own),
-            (Protocol::Tcp, Who::Stranger),
+            (Protocol::Tcp, Who::NoPeer),
         ] {
             let arrived = scenario.wrapped(&scenario.asks(protocol, port(hook), SYN), Who::Peer, to, 60);
             is_dropped(scenario, hook, &arrived, "dropped_not_here");
@@ -299,8 +299,8 @@ fn others_tunnels_are_left_alone(scenario: &mut Scenario) {
     let vip = asked.dst.ip();
     for (dst, from) in [
         (SocketAddr::new(vip, PORT + 7), Who::Peer),
-        (SocketAddr::new(vip, PORT + 1), Who::Stranger),
-        (SocketAddr::new(ip(scenario.v6, Who::Stranger), PORT), Who::Peer),
+        (SocketAddr::new(vip, PORT + 1), Who::NoPeer),
+        (SocketAddr::new(ip(scenario.v6, Who::NoPeer), PORT), Who::Peer),
     ] {
         let arrived = scenario.wrapped(&Frame { dst, ..asked.clone() }, from, Who::Here, 60);
         becomes(scenario, Hook::Xdp, &arrived, XDP[0], &arrived, &[]);

@@ -39,7 +39,7 @@ pub enum Who {
     Own,
     /// Another node.
     Peer,
-    Stranger,
+    NoPeer,
     /// A pod on another node.
     Away,
     /// The same, by a link that XDP cannot send to.
@@ -54,7 +54,7 @@ pub fn ip(v6: bool, who: Who) -> IpAddr {
         Who::Vip => (3, 1),
         Who::Own => (6, 1),
         Who::Peer => (6, 2),
-        Who::Stranger => (6, 3),
+        Who::NoPeer => (6, 3),
         Who::Away => (2, 1),
         Who::AwayByTc => (2, 2),
         Who::Here => (2, 4),
