@@ -36,9 +36,9 @@ pub(super) fn difference(before: &Snapshot, after: &Snapshot) -> PassReport {
 pub(super) fn fill(programmed: &ProgrammedState) -> BTreeMap<String, FillReport> {
     use crate::model::Family::{V4, V6};
     use lb_common::abi::map_name as name;
-    let capacities = &programmed.capacities;
-    let backends = |family| programmed.backends.keys().filter(|id| id.family == family).count() as u64;
-    let slots: usize = programmed.ranges.values().map(Vec::len).sum();
+    let capacities = programmed.capacities();
+    let backends = |family| programmed.backends().records().keys().filter(|id| id.family == family).count() as u64;
+    let slots = programmed.slots().count();
     let tables = [
         (name::SERVICES4, u64::from(programmed.frontend_count(V4)), capacities.frontends4),
         (name::SERVICES6, u64::from(programmed.frontend_count(V6)), capacities.frontends6),
@@ -49,7 +49,7 @@ pub(super) fn fill(programmed: &ProgrammedState) -> BTreeMap<String, FillReport>
         (name::SLOTS, slots as u64, capacities.slots),
         (
             name::NAMES,
-            programmed.services.values().filter(|service| service.name.is_some()).count() as u64,
+            programmed.services().iter().filter(|(_, service)| service.name.is_some()).count() as u64,
             capacities.names,
         ),
         (name::SOURCES4, u64::from(programmed.source_count(V4)), capacities.sources4),

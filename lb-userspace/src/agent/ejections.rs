@@ -23,6 +23,8 @@ pub(super) struct Ejections {
     /// The last backend of the last review, if there may be more.
     reviewed: Option<BackendId>,
     log: LogBound,
+    /// Some became ejected, or are no longer, since [`Self::take_news`].
+    has_news: bool,
 }
 
 impl Ejections {
@@ -34,9 +36,9 @@ impl Ejections {
         is_ejected: impl Fn(BackendId, u32) -> bool,
         now: Instant,
     ) -> bool {
-        let record = programmed.backends.get(&id).filter(|record| is_ejected(id, record.generation));
+        let record = programmed.backends().get(id).filter(|record| is_ejected(id, record.generation));
         let found = record.and_then(|record| {
-            let service = programmed.services.get(&record.service)?;
+            let service = programmed.services().get(record.service)?;
             Some((record.generation, (service.key.clone(), record.address)))
         });
         let before = self.known.get(&id);
@@ -45,11 +47,8 @@ impl Ejections {
         }
         if let Some((_, subject)) = before.filter(|_| found.is_none()) {
             // A backend that is no more is logged where it ends.
-            if programmed
-                .backends
-                .get(&id)
-                .is_some_and(|record| Some(record.generation) == before.map(|(known, _)| *known))
-            {
+            let record = programmed.backends().get(id);
+            if record.is_some_and(|record| Some(record.generation) == before.map(|(known, _)| *known)) {
                 log_change(&mut self.log, subject, false, now);
             }
         }
@@ -60,6 +59,7 @@ impl Ejections {
             }
             None => drop(self.known.remove(&id)),
         }
+        self.has_news = true;
         true
     }
 
@@ -71,13 +71,20 @@ impl Ejections {
         now: Instant,
     ) -> bool {
         let first = self.reviewed.take().map_or(Bound::Unbounded, Bound::Excluded);
-        self.reviewed = programmed.backends.range((first, Bound::Unbounded)).nth(REVIEWED - 1).map(|(id, _)| *id);
+        self.reviewed =
+            programmed.backends().records().range((first, Bound::Unbounded)).nth(REVIEWED - 1).map(|(id, _)| *id);
         let part = (first, self.reviewed.map_or(Bound::Unbounded, Bound::Included));
-        let ejected = programmed.backends.range(part).filter(|(id, record)| is_ejected(**id, record.generation));
+        let ejected =
+            programmed.backends().records().range(part).filter(|(id, record)| is_ejected(**id, record.generation));
         let known = self.known.range(part).map(|(id, _)| *id);
         let ids: BTreeSet<BackendId> = ejected.map(|(id, _)| *id).chain(known).collect();
         // Each is checked, also after the first that is new.
         ids.into_iter().filter(|id| self.update(*id, programmed, &is_ejected, now)).count() > 0
+    }
+
+    /// Whether anything was new since the last call.
+    pub fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.has_news)
     }
 
     /// All of them.
@@ -99,22 +106,13 @@ fn log_change(log: &mut LogBound, (service, endpoint): &Subject, is_ejected: boo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Family, ObjectName, Protocol};
-    use crate::plan::{BackendRecord, Capacities, ProgrammedService, SortedMap, SortedSet};
+    use crate::model::Family;
+    use crate::plan::{BackendRecord, Capacities, Loaded, restore};
 
     const ID: BackendId = BackendId { family: Family::V4, id: 3 };
 
-    fn programmed(generation: u32) -> ProgrammedState {
-        let mut programmed = ProgrammedState::new(Capacities::all(8));
-        let key = PortKey { service: ObjectName::new("demo", "web"), port: 80, protocol: Protocol::Tcp };
-        let service = ProgrammedService {
-            key,
-            name: None,
-            frontends: SortedSet::default(),
-            backends: [ID].into_iter().collect(),
-            current: SortedMap::default(),
-            sources: BTreeSet::new(),
-        };
+    /// Backends of one service port with this generation.
+    fn programmed(ids: impl IntoIterator<Item = BackendId>, generation: u32) -> ProgrammedState {
         let record = BackendRecord {
             address: "10.0.0.1:8080".parse().expect("valid"),
             state: 1,
@@ -126,17 +124,15 @@ mod tests {
             uid_hash: 0,
             weight: 1,
         };
-        programmed.services.insert(1, service);
-        programmed.backends.insert(ID, record);
-        programmed
+        let backends = ids.into_iter().map(|id| (id, record)).collect();
+        restore(Capacities::all(4 * u32::try_from(REVIEWED).expect("few")), Loaded { backends, ..Loaded::default() })
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_review_looks_at_a_bounded_number_of_backends_and_all_have_their_turn() {
-        let (mut ejections, mut programmed, now) = (Ejections::default(), programmed(1), Instant::now());
-        let record = programmed.backends[&ID];
+        let (mut ejections, now) = (Ejections::default(), Instant::now());
         let ids = (1..=u32::try_from(3 * REVIEWED).expect("few")).map(|id| BackendId { family: Family::V4, id });
-        programmed.backends.extend(ids.map(|id| (id, record)));
+        let programmed = programmed(ids, 1);
         let looked = std::cell::Cell::new(0);
         let mut found = Vec::new();
         for _ in 0..4 {
@@ -150,19 +146,23 @@ mod tests {
             assert!(looked.get() <= REVIEWED + 1, "{}", looked.get());
         }
         assert_eq!((found, ejections.known().count()), (vec![false, false, true, false], 1));
+        assert!(ejections.take_news() && !ejections.take_news());
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_told_twice_is_new_once_and_what_was_missed_is_found() {
         let (mut ejections, now) = (Ejections::default(), Instant::now());
         let (yes, no) = (|_: BackendId, _: u32| true, |_: BackendId, _: u32| false);
-        assert!(ejections.update(ID, &programmed(1), yes, now));
-        assert!(!ejections.update(ID, &programmed(1), yes, now));
+        assert!(ejections.update(ID, &programmed([ID], 1), yes, now));
+        assert!(!ejections.update(ID, &programmed([ID], 1), yes, now));
         assert_eq!(ejections.known().map(|(_, endpoint)| endpoint.to_string()).collect::<Vec<_>>(), ["10.0.0.1:8080"]);
-        assert!(ejections.review(&programmed(1), no, now), "the record that said so was lost");
+        assert!(ejections.review(&programmed([ID], 1), no, now), "the record that said so was lost");
         assert_eq!(ejections.known().count(), 0);
-        assert!(ejections.review(&programmed(1), yes, now) && !ejections.review(&programmed(1), yes, now));
-        assert!(ejections.review(&programmed(2), |_, generation| generation == 1, now), "another backend has its id");
+        assert!(ejections.review(&programmed([ID], 1), yes, now) && !ejections.review(&programmed([ID], 1), yes, now));
+        assert!(
+            ejections.review(&programmed([ID], 2), |_, generation| generation == 1, now),
+            "another backend has its id"
+        );
         assert_eq!(ejections.known().count(), 0);
     }
 }

@@ -50,8 +50,11 @@ const LINE_SHOWN: usize = 100;
 
 /// What an agent before this one kept from new flows because of its checks: who makes the checks begins with it.
 pub fn restored(programmed: &ProgrammedState) -> Unhealthy {
-    let flagged = programmed.backends.values().filter(|record| record.flags & backend_flags::UNHEALTHY != 0);
-    flagged.filter_map(|record| Some((programmed.services.get(&record.service)?.key.clone(), record.address))).collect()
+    let flagged =
+        programmed.backends().records().values().filter(|record| record.flags & backend_flags::UNHEALTHY != 0);
+    flagged
+        .filter_map(|record| Some((programmed.services().get(record.service)?.key.clone(), record.address)))
+        .collect()
 }
 
 /// What is in maintenance, and where it is written down.
@@ -70,7 +73,8 @@ impl Maintenance {
         let file = run_dir.join(FILE);
         let (mut targets, problem) = parse(&file);
         if problem.is_some() {
-            let kept = programmed.backends.values().filter(|record| record.state == backend_state::MAINTENANCE);
+            let kept =
+                programmed.backends().records().values().filter(|record| record.state == backend_state::MAINTENANCE);
             let unnamed =
                 kept.map(|record| record.address).filter(|at| !targets.iter().any(|target| target.holds(*at)));
             let unnamed: Vec<Target> = unnamed.map(Target::Endpoint).collect();
@@ -184,7 +188,7 @@ fn write(file: &Path, targets: &BTreeSet<Target>) -> io::Result<()> {
 /// The state of what an order was about: all that is in maintenance, and how many endpoints each target holds now.
 fn answer(targets: &BTreeSet<Target>, programmed: &ProgrammedState, changed: bool) -> Answer {
     let endpoints: BTreeSet<SocketAddr> =
-        programmed.services.values().flat_map(|service| service.current.keys().copied()).collect();
+        programmed.services().iter().flat_map(|(_, service)| service.current.keys().copied()).collect();
     let state = |target: &Target| State {
         target: target.to_string(),
         endpoints: endpoints.iter().filter(|endpoint| target.holds(**endpoint)).count() as u64,
@@ -196,7 +200,7 @@ fn answer(targets: &BTreeSet<Target>, programmed: &ProgrammedState, changed: boo
 mod tests {
     use super::*;
     use crate::model::Family;
-    use crate::plan::{BackendId, BackendRecord, Capacities};
+    use crate::plan::{BackendId, BackendRecord, Capacities, Loaded, restore};
 
     fn target(text: &str) -> Target {
         text.parse().expect("an address")
@@ -204,7 +208,7 @@ mod tests {
 
     /// Tables with these backends in maintenance.
     fn programmed(maintained: &[&str]) -> ProgrammedState {
-        let mut programmed = ProgrammedState::new(Capacities::all(7));
+        let mut loaded = Loaded::default();
         for (id, address) in (1..).zip(maintained) {
             let record = BackendRecord {
                 address: address.parse().expect("an address"),
@@ -217,9 +221,9 @@ mod tests {
                 uid_hash: 0,
                 weight: 1,
             };
-            programmed.backends.insert(BackendId { family: Family::of(record.address.ip()), id }, record);
+            loaded.backends.push((BackendId { family: Family::of(record.address.ip()), id }, record));
         }
-        programmed
+        restore(Capacities::all(7), loaded)
     }
 
     #[test]

@@ -43,8 +43,8 @@ impl Neighbours {
     /// What is published for external clients; `own`: the node's addresses. Looks at every frontend.
     pub fn update_published(&self, programmed: &ProgrammedState, own: &BTreeSet<IpAddr>) {
         let (mut published, mut families, mut is_direct) = (BTreeSet::new(), BTreeSet::new(), false);
-        for (frontend, entry) in
-            programmed.frontends.iter().filter(|(_, entry)| entry.kind != frontend_kind::CLUSTER_IP)
+        for (frontend, entry, _) in
+            programmed.frontends().iter().filter(|(_, entry, _)| entry.kind != frontend_kind::CLUSTER_IP)
         {
             families.insert(Family::of(frontend.address));
             is_direct |= entry.flags & service_flags::DSR != 0 && entry.kind != frontend_kind::HOST_SOCKET;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
 use super::auditor::Request;
@@ -91,8 +91,7 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
             }
             Ok(()) = source.changed() => {
                 let status = source.borrow_and_update().clone();
-                tables.object_events.of_source(&status.refusals);
-                tables.object_events.of_api(&status, Instant::now());
+                tables.note_source(&status);
                 if status.refusals != refusals {
                     refused.warn(status.refusals.iter().map(|refusal| format!("refused: {refusal}")).collect());
                     refusals = status.refusals;

@@ -27,7 +27,7 @@ use super::scrape::Scrape;
 use super::servers::{Listeners, RequestChannels, listen, serve, serve_fleet};
 use super::state::{Progress, State};
 use super::sweeper::Sweeper;
-use super::tables::{Beside, Tables};
+use super::tables::{Beside, Reports, Tables};
 use super::{adoption, auditor, checks, clock, facts, ring, run, sockets};
 use crate::announce::{self, ObjectEvent};
 use crate::apply::{KernelStore, Programmer};
@@ -155,19 +155,9 @@ async fn with_source(
     let auditor = Auditor::new(settings.audit_interval, Some(datapath.auditor()), Instant::now());
     let neighbours = Neighbours::new(datapath.surroundings(), settings.source == Origin::Kube);
     let held_ports = HeldPorts::new(settings);
-    let beside = Beside {
-        health_checks,
-        auditor,
-        object_events,
-        node_memory,
-        maintenance,
-        sockets,
-        sweeper,
-        checks,
-        neighbours,
-        held_ports,
-    };
-    let mut tables = Tables::new(programmer, progress, metrics, facts, beside);
+    let beside =
+        Beside { health_checks, auditor, node_memory, maintenance, sockets, sweeper, checks, neighbours, held_ports };
+    let mut tables = Tables::new(programmer, facts, Reports::new(progress, metrics, object_events), beside);
     tables.note_moving(state.datapath.borrow().is_moving);
 
     tracing::info!(

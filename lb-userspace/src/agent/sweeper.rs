@@ -144,8 +144,8 @@ impl Sweeper {
         let (programmed, maps) = (programmer.programmed(), programmer.store().maps());
         self.position = None;
         let start = Start {
-            gone: programmed.gone.clone(),
-            draining: programmed.drains.ids().collect(),
+            gone: programmed.backends().gone().clone(),
+            draining: programmed.drains().ids().collect(),
             connections: Counts::default(),
             client_shares: maps.client_shares.read(),
             unserved: self.unserved.clone(),
@@ -155,7 +155,7 @@ impl Sweeper {
 
     /// Notes how many connections the next backends have; the last one of them, if there may be more.
     fn count(&mut self, programmed: &ProgrammedState, behind: Option<BackendId>) -> Option<BackendId> {
-        let next = programmed.backends.range(behind_of(behind)).take(BACKENDS);
+        let next = programmed.backends().records().range(behind_of(behind)).take(BACKENDS);
         let counts: Vec<_> = next.map(|(id, record)| (*id, self.of(*id).of(id.id, record.generation))).collect();
         let last = counts.last().map(|(id, _)| *id);
         self.seen.start.connections.extend(counts.into_iter().filter(|(_, count)| *count > 0));
@@ -220,7 +220,7 @@ impl Sweeper {
     /// Sets right how many connections the next backends have; the last one of them, if there may be more.
     fn correct(&mut self, programmed: &ProgrammedState, behind: Option<BackendId>) -> Option<BackendId> {
         let mut last = None;
-        for (id, record) in programmed.backends.range(behind_of(behind)).take(BACKENDS) {
+        for (id, record) in programmed.backends().records().range(behind_of(behind)).take(BACKENDS) {
             last = Some(*id);
             let count = |counts: &Counts| counts.get(id).copied().unwrap_or(0);
             let after = self.of(*id).of(id.id, record.generation);

@@ -2,13 +2,14 @@
 
 mod marked;
 mod previewed;
+mod reports;
+mod unwritten;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -20,63 +21,39 @@ use super::ejections::Ejections;
 use super::facts;
 use super::health_checks::HealthChecks;
 use super::held_ports::HeldPorts;
-use super::logged_problems::LoggedProblems;
 use super::marks::Maintenance;
 use super::neighbours::Neighbours;
 use super::node_memory::NodeMemory;
-use super::object_events::ObjectEvents;
-use super::state::Progress;
 use super::sweeper::Sweeper;
 use super::written::Written;
 use crate::apply::{KernelStore, Programmer, Report};
 use crate::model::{Monotonic, Snapshot};
 use crate::observe::health::BEAT;
-use crate::observe::metrics::Metrics;
-use crate::observe::report::{HealthCheckReport, PassReport};
+use crate::observe::report::HealthCheckReport;
 use crate::plan::NodeFacts;
 use crate::sockets::Destroyer;
+use crate::source::SourceStatus;
+use reports::Beat;
+pub(super) use reports::Reports;
+use unwritten::Unwritten;
 
 /// The shortest pause between two passes that only time asks for: nothing is due more exactly than this.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
 
-/// How many changes of endpoints are timed at once: more happen only while nothing can be written.
-const PROGRAMMING_MAX: usize = 4096;
-
 /// The tables and the report of them.
 pub(super) struct Tables {
-    pub programmer: Programmer<KernelStore>,
-    pub progress: watch::Sender<Progress>,
-    pub metrics: Metrics,
-    pub logged_problems: LoggedProblems,
-    /// Failures of the sweep that were logged.
-    swept: LoggedProblems,
-    pub facts: NodeFacts,
-    pub health_checks: HealthChecks,
-    auditor: Auditor,
-    pub object_events: ObjectEvents,
-    /// `None`: the source has no Node to remember.
-    node_memory: Option<NodeMemory>,
-    maintenance: Maintenance,
-    sockets: Option<Destroyer>,
-    sweeper: Sweeper,
-    checks: watch::Sender<Option<Wanted>>,
-    neighbours: Neighbours,
-    held_ports: HeldPorts,
-    ejections: Ejections,
-    /// Backends became ejected, or are no longer, since the last report.
-    avoided_differ: bool,
+    programmer: Programmer<KernelStore>,
+    facts: NodeFacts,
     /// What was planned last.
     snapshot: Option<Arc<Snapshot>>,
-    /// Changes that are not written in full.
-    pending: PassReport,
-    /// When the changes of endpoints happened that are not written in full; at most [`PROGRAMMING_MAX`].
-    programming: Vec<Timestamp>,
-    /// What happened before is no matter of this agent's speed.
-    started: Timestamp,
+    unwritten: Unwritten,
+    written: Written,
+    ejections: Ejections,
+    reports: Reports,
+    beside: Beside,
     /// When the report's slow parts are next brought up to date.
     next_beat: Instant,
     last_tick: Instant,
-    written: Written,
     /// Whether connections are in other tables, too.
     is_moving: bool,
 }
@@ -85,7 +62,7 @@ pub(super) struct Tables {
 pub(super) struct Beside {
     pub health_checks: HealthChecks,
     pub auditor: Auditor,
-    pub object_events: ObjectEvents,
+    /// `None`: the source has no Node to remember.
     pub node_memory: Option<NodeMemory>,
     pub maintenance: Maintenance,
     pub sockets: Option<Destroyer>,
@@ -98,42 +75,19 @@ pub(super) struct Beside {
 }
 
 impl Tables {
-    pub fn new(
-        programmer: Programmer<KernelStore>,
-        progress: watch::Sender<Progress>,
-        metrics: Metrics,
-        facts: NodeFacts,
-        beside: Beside,
-    ) -> Self {
-        let Beside { health_checks, auditor, object_events, node_memory, maintenance, sockets, .. } = beside;
-        let Beside { sweeper, checks, neighbours, held_ports, .. } = beside;
-        neighbours.update_published(programmer.programmed(), &facts.addresses);
+    pub fn new(programmer: Programmer<KernelStore>, facts: NodeFacts, reports: Reports, beside: Beside) -> Self {
+        beside.neighbours.update_published(programmer.programmed(), &facts.addresses);
         Self {
             programmer,
-            progress,
-            metrics,
-            logged_problems: LoggedProblems::default(),
-            swept: LoggedProblems::default(),
             facts,
-            health_checks,
-            auditor,
-            object_events,
-            node_memory,
-            maintenance,
-            sockets,
-            sweeper,
-            checks,
-            neighbours,
-            held_ports,
-            ejections: Ejections::default(),
-            avoided_differ: false,
             snapshot: None,
-            pending: PassReport::default(),
-            programming: Vec::new(),
-            started: clock::wall(),
+            unwritten: Unwritten::new(clock::wall()),
+            written: Written::default(),
+            ejections: Ejections::default(),
+            reports,
+            beside,
             next_beat: Instant::now(),
             last_tick: Instant::now(),
-            written: Written::default(),
             is_moving: false,
         }
     }
@@ -141,9 +95,10 @@ impl Tables {
     /// When something is due: a deadline, a retry or the next beat. News that come meanwhile do not put it off.
     pub fn due(&self) -> Instant {
         let now = Instant::now();
-        let timed = self.programmer.next_tick().into_iter().chain((!self.is_moving).then(|| self.sweeper.due()));
+        let sweep = (!self.is_moving).then(|| self.beside.sweeper.due());
+        let timed = self.programmer.next_tick().into_iter().chain(sweep);
         let timed = timed.min().map(|at| now + at.since(clock::monotonic()).min(BEAT));
-        let audit = self.auditor.due(now);
+        let audit = self.beside.auditor.due(now);
         let pause = if self.written.waits() { Duration::ZERO } else { MIN_PAUSE };
         timed.into_iter().chain(audit).fold(self.next_beat, Instant::min).max(self.last_tick + pause)
     }
@@ -151,20 +106,19 @@ impl Tables {
     /// A new snapshot came.
     pub fn take(&mut self, snapshot: Arc<Snapshot>) {
         let changed = self.snapshot.as_ref().map_or_else(|| whole(&snapshot), |before| difference(before, &snapshot));
-        self.metrics.changed(changed, clock::wall().as_duration().as_secs_f64());
-        self.pending.services += changed.services;
-        self.pending.slices += changed.slices;
-        if let Some(before) = &self.snapshot {
-            let times = happened(before, &snapshot).filter(|at| *at >= self.started);
-            self.programming.extend(times.take(PROGRAMMING_MAX - self.programming.len()));
-        }
-        if let (Some(memory), Some(node)) = (&mut self.node_memory, &snapshot.node) {
+        self.reports.snapshot(&snapshot, changed);
+        let times = self.snapshot.iter().flat_map(|before| happened(before, &snapshot));
+        self.unwritten.add(changed, times);
+        if let (Some(memory), Some(node)) = (&mut self.beside.node_memory, &snapshot.node) {
             memory.keep(node);
         }
-        let leaving = snapshot.node.as_ref().is_some_and(|node| node.is_leaving);
-        self.progress.send_modify(|progress| progress.node_leaving = leaving);
         self.snapshot = Some(snapshot);
         self.sync();
+    }
+
+    /// The source has something to say of objects and of the API.
+    pub fn note_source(&mut self, status: &SourceStatus) {
+        self.reports.source(status);
     }
 
     /// The node's addresses changed.
@@ -185,42 +139,25 @@ impl Tables {
         self.is_moving = is_moving;
     }
 
-    /// Whether the tables do not hold the first snapshot yet.
-    fn is_first(&self) -> bool {
-        !self.progress.borrow().tables.synced
-    }
-
     fn sync(&mut self) {
         let Some(snapshot) = self.snapshot.clone() else { return };
         let started = Instant::now();
-        let first = self.is_first();
+        // The tables do not hold the first snapshot yet.
+        let first = !self.reports.is_synced();
         // Writing maps blocks, but never for long: changes go in batches, and a run handles a bounded part of them.
         let report = self.programmer.sync(&snapshot, &self.facts, clock::monotonic());
         self.written.log(&report, first);
-        self.report_local_cluster_ips();
-        self.neighbours.update_nodes(&snapshot);
+        self.reports.local_cluster_ips(self.programmer.local_cluster_ips());
+        self.beside.neighbours.update_nodes(&snapshot);
         self.note(&report, started.elapsed(), first);
         self.open_health_checks();
         self.want_checks();
     }
 
-    /// Says which cluster IPs the node answers at by itself.
-    fn report_local_cluster_ips(&self) {
-        let local = self.programmer.local_cluster_ips();
-        self.progress.send_if_modified(|progress| {
-            let changed = progress.tables.local_cluster_ips != *local;
-            if changed {
-                tracing::info!(addresses = ?local, "cluster IPs on a link of this node, which answers there by itself");
-                progress.tables.local_cluster_ips.clone_from(local);
-            }
-            changed
-        });
-    }
-
     /// Says which endpoints are to be checked.
     fn want_checks(&self) {
         let wanted = checks::wanted(self.programmer.checked(), self.programmer.desired());
-        self.checks.send_if_modified(|known| {
+        self.beside.checks.send_if_modified(|known| {
             let changed = known.as_ref() != Some(&wanted);
             *known = Some(wanted);
             changed
@@ -233,7 +170,7 @@ impl Tables {
         self.last_tick = started;
         let due = self.programmer.next_tick().is_some_and(|at| at <= clock::monotonic());
         if due {
-            let first = self.is_first();
+            let first = !self.reports.is_synced();
             let report = self.programmer.tick(clock::monotonic());
             if self.written.waits() || report.waiting > 0 {
                 self.written.log(&report, first);
@@ -245,30 +182,34 @@ impl Tables {
         }
         if self.next_beat <= started {
             self.next_beat = started + BEAT;
-            if self.maintenance.read_again() {
-                self.take_maintenance();
-            }
-            self.open_health_checks();
-            self.neighbours.update_published(self.programmer.programmed(), &self.facts.addresses);
-            let (programmed, sweeper) = (self.programmer.programmed(), &self.sweeper);
-            self.avoided_differ |=
-                self.ejections.review(programmed, |id, generation| sweeper.is_ejected(id, generation), started);
-            if std::mem::take(&mut self.avoided_differ) {
-                self.tell_avoided();
-            }
-            let (fill, overdue) = (fill(self.programmer.programmed()), self.overdue());
-            let held_ports = self.held_ports.update(self.programmer.desired());
-            let unread_maintenance = self.maintenance.problem();
-            self.progress.send_modify(|progress| {
-                progress.tables.unread_maintenance = unread_maintenance;
-                progress.tables.fill = fill;
-                progress.tables.held_ports = held_ports;
-                progress.tables.drains.overdue = overdue;
-            });
+            self.beat(started);
         }
-        self.audit(started);
+        if let Some(found) = self.beside.auditor.step(&mut self.programmer, started) {
+            self.reports.audit(found, self.programmer.store().calls());
+        }
         self.sweep();
-        self.progress.send_modify(|progress| progress.beat = clock::monotonic());
+        self.reports.beat();
+    }
+
+    /// What is looked at more seldom than the tables.
+    fn beat(&mut self, now: Instant) {
+        if self.beside.maintenance.read_again() {
+            self.take_maintenance();
+        }
+        self.open_health_checks();
+        self.update_published();
+        let sweeper = &self.beside.sweeper;
+        let is_ejected = |id, generation| sweeper.is_ejected(id, generation);
+        self.ejections.review(self.programmer.programmed(), is_ejected, now);
+        if self.ejections.take_news() {
+            self.report_avoided();
+        }
+        self.reports.slow_parts(Beat {
+            fill: fill(self.programmer.programmed()),
+            overdue: self.overdue(),
+            held_ports: self.beside.held_ports.update(self.programmer.desired()),
+            unread_maintenance: self.beside.maintenance.problem(),
+        });
     }
 
     /// A part of the sweep, if one is due.
@@ -277,80 +218,41 @@ impl Tables {
             return;
         }
         let now = clock::monotonic();
-        let Some(report) = self.sweeper.step(&mut self.programmer, now) else { return };
-        let failures = report.last_error.iter().map(|error| format!("the sweep cannot go on: {error}"));
-        self.swept.warn(failures.chain(report.greedy_clients.iter().cloned()).collect());
-        self.progress.send_modify(|progress| {
-            progress.swept = Some(now);
-            progress.tables.sweep.clone_from(report);
-        });
+        if let Some(report) = self.beside.sweeper.step(&mut self.programmer, now) {
+            self.reports.sweep(report, now);
+        }
     }
 
     /// Somebody wants an audit now.
     pub fn request_audit(&mut self, request: Request) {
-        self.auditor.request(request);
-    }
-
-    /// A step of the audit that runs, or is due.
-    fn audit(&mut self, now: Instant) {
-        let Some(found) = self.auditor.step(&mut self.programmer, now) else { return };
-        for finding in &found.findings {
-            tracing::warn!("the tables differed from the plan: {finding}");
-        }
-        if let Some(error) = &found.last_error {
-            tracing::warn!("the audit could not be carried out in full: {error}");
-        }
-        self.metrics.called(self.programmer.store().calls());
-        self.progress.send_modify(|progress| {
-            progress.audited = Some(clock::monotonic());
-            progress.tables.audit = Some(found);
-        });
+        self.beside.auditor.request(request);
     }
 
     /// Backends past their deadline: the next pass takes them out, if it can.
     fn overdue(&self) -> u64 {
         let now = clock::monotonic();
-        let deadlines = self.programmer.programmed().deadlines.iter();
+        let deadlines = self.programmer.programmed().backends().deadlines().iter();
         deadlines.take_while(|(tenths, _)| Monotonic::from_tenths(*tenths) <= now).count() as u64
+    }
+
+    fn update_published(&self) {
+        self.beside.neighbours.update_published(self.programmer.programmed(), &self.facts.addresses);
     }
 
     fn note(&mut self, report: &Report, took: Duration, whole: bool) {
         if whole {
-            self.neighbours.update_published(self.programmer.programmed(), &self.facts.addresses);
+            self.update_published();
         }
         if report.waiting == 0 {
-            self.maintenance.answer(self.programmer.programmed());
+            self.beside.maintenance.answer(self.programmer.programmed());
         }
-        if let Some(sockets) = self.sockets.as_ref().filter(|_| report.writes > 0 || whole) {
+        if let Some(sockets) = self.beside.sockets.as_ref().filter(|_| report.writes > 0 || whole) {
             sockets.check_soon();
         }
-        self.metrics.synced(took, whole, report.writes, report.failed_writes);
-        self.metrics.called(self.programmer.store().calls());
-        let (now, wall) = (clock::monotonic(), clock::wall());
-        if report.failed_writes == 0 && report.waiting == 0 {
-            // What failed in an earlier pass is timed no longer: it may never be written.
-            for at in self.programming.drain(..) {
-                self.metrics.programmed(wall.duration_since(at).as_secs_f64().max(0.0));
-            }
-        }
-        if report.failing == 0 && report.waiting == 0 {
-            self.pending = PassReport::default();
-            self.metrics.in_step(wall.as_duration().as_secs_f64());
-        }
-        let pending = self.pending;
-        let (missing, state) = (self.programmer.unprogrammed(), (report.waiting > 0, report.failing > 0));
-        self.progress.send_modify(|progress| {
-            if let Some(snapshot) = &self.snapshot {
-                progress.programmed.took(&snapshot.accepted, &missing, state, now);
-            }
-            progress.beat = now;
-            progress.took(report, now, wall);
-            progress.tables.pending = pending;
-        });
-        self.object_events.of_tables(&report.refusals);
-        let failures = report.failures.iter().map(|failure| format!("not written, will be tried again: {failure}"));
-        self.logged_problems
-            .warn(failures.chain(report.refusals.iter().map(|refusal| format!("refused: {refusal}"))).collect());
+        self.reports.run_time(report, took, whole, self.programmer.store().calls());
+        let timed = self.unwritten.take_timed(report);
+        let (missing, pending) = (self.programmer.unprogrammed(), self.unwritten.counts());
+        self.reports.run(report, self.snapshot.as_deref(), &missing, timed, pending);
     }
 
     /// Also what could not be opened before.
@@ -358,10 +260,11 @@ impl Tables {
         if self.snapshot.is_none() {
             return;
         }
+        let health_checks = &mut self.beside.health_checks;
         let wanted = self.programmer.desired().health_checks.clone();
-        let wanted = &self.health_checks.with_held(wanted, |service| self.programmer.holds(service));
-        self.health_checks.set(wanted);
-        let problems = self.health_checks.problems();
+        let wanted = &health_checks.with_held(wanted, |service| self.programmer.holds(service));
+        health_checks.set(wanted);
+        let problems = health_checks.problems();
         let shown: BTreeMap<u16, HealthCheckReport> = wanted
             .iter()
             .map(|(port, check)| {
@@ -373,14 +276,6 @@ impl Tables {
                 (*port, report)
             })
             .collect();
-        if self.progress.borrow().tables.health_checks != shown {
-            for problem in problems.values() {
-                tracing::warn!("{problem}");
-            }
-            let logged_problems =
-                shown.values().filter_map(|check| Some((check.service.as_str(), check.problem.as_deref()?)));
-            self.object_events.of_health_checks(logged_problems);
-            self.progress.send_modify(|progress| progress.tables.health_checks = shown);
-        }
+        self.reports.health_checks(shown, problems);
     }
 }

@@ -60,7 +60,7 @@ impl<S: Store> Programmer<S> {
         store.write_vip_filter(&vip_filter::all_but(loaded.addresses()));
         let mut programmed = restore(capacities, loaded);
         programmed.guess_drains(settings.drain_limits.period);
-        let reclaim_at = (!programmed.gone.is_empty()).then(|| now + settings.reclaim_interval);
+        let reclaim_at = (!programmed.backends().gone().is_empty()).then(|| now + settings.reclaim_interval);
         Ok(Self {
             writer: Writer { store, programmed, grace: settings.slot_grace },
             planner: Planner::new(settings.clone()),
@@ -88,12 +88,12 @@ impl<S: Store> Programmer<S> {
         let holders = changes
             .unwanted
             .iter()
-            .filter_map(|frontend| programmed.services.get(&programmed.frontends.get(frontend)?.id));
+            .filter_map(|frontend| programmed.services().get(programmed.frontends().get(frontend)?.id));
         changes.services.extend(holders.map(|holder| holder.key.clone()));
         if self.revision.replace(snapshot.revision).is_none() {
             // Whatever an agent before this one left.
-            changes.services.extend(self.writer.programmed.service_ids.keys().cloned());
-            changes.vips.extend(self.writer.programmed.vips.keys().copied());
+            changes.services.extend(self.writer.programmed.services().ids().keys().cloned());
+            changes.vips.extend(self.writer.programmed.vips().addresses());
         }
         self.add_pending(&mut changes, now);
         self.run(changes, now)
@@ -106,7 +106,8 @@ impl<S: Store> Programmer<S> {
             return Report::default();
         }
         let passed = self.next_passed(now);
-        let ended = self.writer.programmed.drains.idle().filter(|id| self.drained_at(**id).is_some_and(|at| at <= now));
+        let ended =
+            self.writer.programmed.drains().idle().filter(|id| self.drained_at(**id).is_some_and(|at| at <= now));
         let due = passed.iter().map(|(_, id)| id).chain(ended);
         let mut changes = Changes { services: self.ports_of(due), ..Changes::default() };
         self.passed_to = passed.last().copied().filter(|_| passed.len() >= self.settings.run_max);
@@ -128,12 +129,15 @@ impl<S: Store> Programmer<S> {
         };
         let programmed = &self.writer.programmed;
         let deadline = |(tenths, _): &(u32, _)| Monotonic::from_tenths(*tenths);
-        let first = programmed.deadlines.first().map(deadline);
+        let first = programmed.backends().deadlines().first().map(deadline);
         // Skips all that have passed: they may be very many.
-        let later = programmed.deadlines.range((self.last_run.to_tenths(), BackendId { family: Family::V4, id: 0 })..);
+        let later = programmed
+            .backends()
+            .deadlines()
+            .range((self.last_run.to_tenths(), BackendId { family: Family::V4, id: 0 })..);
         let next = later.map(deadline).find(|at| *at > self.last_run);
-        let drained = programmed.drains.idle().filter_map(|id| self.drained_at(*id)).min();
-        let release = programmed.unused_ranges.first().map(|(until, _)| *until);
+        let drained = programmed.drains().idle().filter_map(|id| self.drained_at(*id)).min();
+        let release = programmed.slots().unused().first().map(|(until, _)| *until);
         let timed = [first, next, drained, release, self.reclaim_at].into_iter().flatten().map(due);
         timed.chain(self.pending.retry_at()).min()
     }
@@ -161,7 +165,7 @@ impl<S: Store> Programmer<S> {
 
     /// Ids of backends that are gone are looked for with the next tick: the store knows more of them now.
     pub fn reclaim_soon(&mut self, now: Monotonic) {
-        if !self.writer.programmed.gone.is_empty() {
+        if !self.writer.programmed.backends().gone().is_empty() {
             self.reclaim_at = Some(now);
         }
     }
@@ -216,22 +220,27 @@ impl<S: Store> Programmer<S> {
     /// As many of the passed deadlines as one run handles, after those of the runs just before.
     fn next_passed(&self, now: Monotonic) -> Vec<(u32, BackendId)> {
         let from = self.passed_to.map_or(Bound::Unbounded, Bound::Excluded);
-        let due =
-            self.writer.programmed.deadlines.range((from, Bound::Unbounded)).take_while(|one| has_passed(one, now));
+        let due = self
+            .writer
+            .programmed
+            .backends()
+            .deadlines()
+            .range((from, Bound::Unbounded))
+            .take_while(|one| has_passed(one, now));
         due.take(self.settings.run_max).copied().collect()
     }
 
     /// When the drain period of the backend ends.
     fn drained_at(&self, id: BackendId) -> Option<Monotonic> {
-        self.writer.programmed.backends.get(&id).map(|record| Monotonic::from_tenths(record.drain_ds))
+        self.writer.programmed.backends().get(id).map(|record| Monotonic::from_tenths(record.drain_ds))
     }
 
     /// The service ports of these backends.
     fn ports_of<'a>(&self, ids: impl Iterator<Item = &'a BackendId>) -> BTreeSet<PortKey> {
         let programmed = &self.writer.programmed;
-        let records = ids.filter_map(|id| programmed.backends.get(id));
+        let records = ids.filter_map(|id| programmed.backends().get(*id));
         let services: BTreeSet<u32> = records.map(|record| record.service).collect();
-        services.iter().filter_map(|id| programmed.services.get(id)).map(|service| service.key.clone()).collect()
+        services.iter().filter_map(|id| programmed.services().get(*id)).map(|service| service.key.clone()).collect()
     }
 }
 

@@ -145,7 +145,7 @@ fn drains_are_counted_by_how_they_ended() {
     // One that is known to have no flow left was empty at its end.
     programmer.sync(&pod("c"), &facts, at(3_650));
     programmer.sync(&none, &facts, at(3_660));
-    let idle = programmer.programmed().drains.ids().collect();
+    let idle = programmer.programmed().drains().ids().collect();
     programmer.note_idle(&idle);
     assert_eq!(programmer.tick(at(3_680)).drain_ends, DrainEnds { deadline: 1, ..DrainEnds::default() });
     assert_eq!(programmer.next_tick(), Some(at(3_690)), "when its period ends");

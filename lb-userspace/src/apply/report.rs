@@ -61,16 +61,16 @@ impl Report {
     }
 
     pub(super) fn describe(&mut self, programmed: &ProgrammedState, now: Monotonic) {
-        self.services = programmed.served();
+        self.services = programmed.services().served();
         self.backends = BackendCounts {
-            active: programmed.count_in(backend_state::ACTIVE),
-            unready: programmed.count_in(backend_state::UNREADY),
-            terminating: programmed.count_in(backend_state::TERMINATING),
-            draining: programmed.count_in(backend_state::DRAINING),
-            maintenance: programmed.count_in(backend_state::MAINTENANCE),
-            gone: programmed.count_in(backend_state::GONE),
+            active: programmed.backends().count_in(backend_state::ACTIVE),
+            unready: programmed.backends().count_in(backend_state::UNREADY),
+            terminating: programmed.backends().count_in(backend_state::TERMINATING),
+            draining: programmed.backends().count_in(backend_state::DRAINING),
+            maintenance: programmed.backends().count_in(backend_state::MAINTENANCE),
+            gone: programmed.backends().count_in(backend_state::GONE),
         };
-        self.oldest_drain = programmed.drains.oldest().map(|began| now.since(began));
-        self.drain_ends = programmed.drains.ends;
+        self.oldest_drain = programmed.drains().oldest().map(|began| now.since(began));
+        self.drain_ends = programmed.drains().ends();
     }
 }

@@ -63,7 +63,7 @@ impl<S: Store> Programmer<S> {
     /// Service ports that are to have a frontend which `key` holds; itself, if it keeps one.
     fn takers(&self, key: &PortKey) -> impl Iterator<Item = &PortKey> {
         let (desired, programmed) = (self.planner.desired(), &self.writer.programmed);
-        let held = programmed.service_ids.get(key).and_then(|id| programmed.services.get(id));
+        let held = programmed.services().by_key(key);
         let frontends = held.into_iter().flat_map(|service| &service.frontends);
         frontends.filter_map(|frontend| desired.owners.get(frontend))
     }
@@ -133,7 +133,8 @@ impl<S: Store> Programmer<S> {
         let programmed = &self.writer.programmed;
         let wanted = self.desired().services.get(key);
         let frontends = wanted.into_iter().flat_map(|wanted| wanted.frontends.keys());
-        let holders = frontends.filter_map(|frontend| programmed.services.get(&programmed.frontends.get(frontend)?.id));
+        let holders =
+            frontends.filter_map(|frontend| programmed.services().get(programmed.frontends().get(frontend)?.id));
         holders.filter(|holder| holder.key != *key).map(|holder| holder.key.clone()).collect()
     }
 
@@ -193,9 +194,9 @@ impl<S: Store> Programmer<S> {
     fn sweep(&mut self, run: &mut Run) {
         let programmed = &self.writer.programmed;
         self.pending.retain(|subject| match subject {
-            Subject::Release(Released::Slots(base)) => programmed.is_unused(*base),
-            Subject::Release(Released::Backend(id)) => programmed.gone.contains(id),
-            Subject::Release(Released::Service(id)) => programmed.empty.contains(id),
+            Subject::Release(Released::Slots(base)) => programmed.slots().is_unused(*base),
+            Subject::Release(Released::Backend(id)) => programmed.backends().gone().contains(id),
+            Subject::Release(Released::Service(id)) => programmed.services().empty().contains(id),
             Subject::Service(_) | Subject::Vip(_) | Subject::Note => true,
         });
         let (ops, is_more) = self.bounded(sweep(&self.writer.programmed, self.planner.desired(), run.now), run.now);
@@ -222,7 +223,7 @@ impl<S: Store> Programmer<S> {
 
     /// Frees the ids that no flow refers to any more, if it is time to look.
     fn reclaim(&mut self, run: &mut Run) {
-        let gone = &self.writer.programmed.gone;
+        let gone = self.writer.programmed.backends().gone();
         if gone.is_empty() {
             self.reclaim_at = None;
             return;
@@ -243,7 +244,7 @@ impl<S: Store> Programmer<S> {
             }
             Err(error) => tracing::warn!("looking for flows of backends that are gone, which goes on: {error}"),
         }
-        if self.writer.programmed.gone.is_empty() {
+        if self.writer.programmed.backends().gone().is_empty() {
             self.reclaim_at = None;
         }
     }
@@ -266,7 +267,7 @@ impl<S: Store> Programmer<S> {
         let before = self.pending.take(&Subject::Note);
         let note = if self.pending.is_empty() && self.backlog.is_empty() {
             Op::WriteConfig { revision, programmed_ds: run.now.to_tenths() }
-        } else if let (1.., Some(noted)) = (run.report.failed_writes, self.writer.programmed.config) {
+        } else if let (1.., Some(noted)) = (run.report.failed_writes, self.writer.programmed.config()) {
             let revision = u64::from(noted.revision_high) << 32 | u64::from(noted.revision_low);
             Op::WriteConfig { revision, programmed_ds: noted.programmed_ds }
         } else {

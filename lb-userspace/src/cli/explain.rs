@@ -103,38 +103,17 @@ fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
     let now = clock::monotonic();
     let attached = datapath::read_attached(&arguments.dirs.bpffs).ok();
     let sockets = attached.as_ref().is_some_and(|attached| !attached.sockets.is_empty());
+    let asked = Asked { hook: arguments.hook, client, destination, sockets };
     let (config, explanation) = match client.address.to_canonical() {
         IpAddr::V4(source) => {
             let live = Live::open(&dir, &programs)?;
-            let to = |address| if let IpAddr::V4(address) = address { Some(address.octets()) } else { None };
-            (
-                live.config(),
-                of_family(
-                    arguments,
-                    (client, destination),
-                    &live,
-                    source.octets(),
-                    to,
-                    live.settings(nanos(now), ports()),
-                    sockets,
-                )?,
-            )
+            let settings = live.settings(nanos(now), ports());
+            (live.config(), asked.explain(&live, settings, source.octets(), octets4)?)
         }
         IpAddr::V6(source) => {
             let live = Live::open(&dir, &programs)?;
-            let to = |address| if let IpAddr::V6(address) = address { Some(address.octets()) } else { None };
-            (
-                live.config(),
-                of_family(
-                    arguments,
-                    (client, destination),
-                    &live,
-                    source.octets(),
-                    to,
-                    live.settings(nanos(now), ports()),
-                    sockets,
-                )?,
-            )
+            let settings = live.settings(nanos(now), ports());
+            (live.config(), asked.explain(&live, settings, source.octets(), octets6)?)
         }
     };
     let (agent_error, stale) = match arguments.dirs.ask(report_socket::ask) {
@@ -168,36 +147,54 @@ fn xdp(attached: Option<&Attached>, seat: &Seat) -> Option<String> {
     link.programs.iter().find(|program| program.point == Point::Xdp).map(|program| program.how.to_string())
 }
 
-/// Explains the packet within its address family.
-fn of_family<const N: usize, S: Stored<N>>(
-    arguments: &Arguments,
-    (client, destination): (&Client, &Destination),
-    stored: &S,
-    src: [u8; N],
-    to: impl Fn(IpAddr) -> Option<[u8; N]>,
-    settings: explain::Settings,
+fn octets4(address: IpAddr) -> Option<[u8; 4]> {
+    if let IpAddr::V4(address) = address { Some(address.octets()) } else { None }
+}
+
+fn octets6(address: IpAddr) -> Option<[u8; 16]> {
+    if let IpAddr::V6(address) = address { Some(address.octets()) } else { None }
+}
+
+/// What is asked of the tables of either family.
+struct Asked<'a> {
+    hook: Option<Seen>,
+    client: &'a Client,
+    destination: &'a Destination,
+    /// Whether sockets of the host are translated.
     sockets: bool,
-) -> anyhow::Result<Explanation> {
-    let protocol = destination.protocol;
-    let (dst, dst_port, protocol) = match &destination.target {
-        Target::Address(address) => {
-            let dst = to(address.ip().to_canonical());
-            let dst = dst.ok_or_else(|| anyhow::anyhow!("source and destination are of different address families"))?;
-            (dst, address.port(), protocol.unwrap_or(TCP))
-        }
-        Target::Service { namespace, name, port } => {
-            explain::resolve(stored, (namespace, name, port.as_deref()), protocol)?
-        }
-    };
-    let Client { address, port } = *client;
-    let key = FlowKey { src, dst, src_port: port.unwrap_or(ANY_PORT), dst_port, protocol, pad: [0; 3] };
-    let found = explain::seat(stored, &src, address, sockets);
-    let seat = match arguments.hook {
-        Some(program) => Seat { program, reason: "as asked for".to_owned(), ..found },
-        None => found,
-    };
-    let packet = explain::packet(stored, key);
-    Ok(explain::explain(stored, settings, Question { packet, port_is_assumed: port.is_none(), seat }))
+}
+
+impl Asked<'_> {
+    /// Explains the packet within the address family of `src`. `octets`: of an address in that family.
+    fn explain<const N: usize>(
+        &self,
+        stored: &impl Stored<N>,
+        settings: explain::Settings,
+        src: [u8; N],
+        octets: fn(IpAddr) -> Option<[u8; N]>,
+    ) -> anyhow::Result<Explanation> {
+        let protocol = self.destination.protocol;
+        let (dst, dst_port, protocol) = match &self.destination.target {
+            Target::Address(address) => {
+                let dst = octets(address.ip().to_canonical());
+                let dst =
+                    dst.ok_or_else(|| anyhow::anyhow!("source and destination are of different address families"))?;
+                (dst, address.port(), protocol.unwrap_or(TCP))
+            }
+            Target::Service { namespace, name, port } => {
+                explain::resolve(stored, (namespace, name, port.as_deref()), protocol)?
+            }
+        };
+        let Client { address, port } = *self.client;
+        let key = FlowKey { src, dst, src_port: port.unwrap_or(ANY_PORT), dst_port, protocol, pad: [0; 3] };
+        let found = explain::seat(stored, &src, address, self.sockets);
+        let seat = match self.hook {
+            Some(program) => Seat { program, reason: "as asked for".to_owned(), ..found },
+            None => found,
+        };
+        let packet = explain::packet(stored, key);
+        Ok(explain::explain(stored, settings, Question { packet, port_is_assumed: port.is_none(), seat }))
+    }
 }
 
 fn text(explained: &Explained) -> String {

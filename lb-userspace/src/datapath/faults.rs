@@ -13,9 +13,6 @@ use super::{
     point::Point,
 };
 
-/// Faults that nobody has asked for yet; more are counted in the log alone.
-const KEPT: usize = 1024;
-
 /// A program that is not where it was attached, or an entry that is not as it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
@@ -93,7 +90,7 @@ impl Datapath {
             if hangs == wanted {
                 continue;
             }
-            let name = self.names.get(ifindex).map_or_else(|| ifindex.to_string(), |(name, _)| name.clone());
+            let name = self.links.names().get(ifindex).map_or_else(|| ifindex.to_string(), |(name, _)| name.clone());
             let place = format!("{name} ({point}, {})", attachment.how);
             let fault = Fault::of_program(&attachment.program, &place, hangs.is_some());
             found.push(Found { fault, at: At::Interface(*ifindex, *point) });
@@ -142,20 +139,8 @@ impl Datapath {
                     continue;
                 }
             }
-            self.keep_fault(fault);
+            self.reports.keep_fault(fault);
         }
-    }
-
-    pub(super) fn keep_fault(&mut self, fault: Fault) {
-        let Fault { table, entry, is_replaced, is_repaired } = &fault;
-        tracing::warn!(table, entry, is_replaced, is_repaired, "somebody else changed what is ours");
-        if self.faults.len() < KEPT {
-            self.faults.push(fault);
-        }
-    }
-
-    pub(super) fn take_faults(&mut self) -> Vec<Fault> {
-        std::mem::take(&mut self.faults)
     }
 }
 

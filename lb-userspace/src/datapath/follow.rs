@@ -2,9 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use aya::maps::MapError as AyaMapError;
 use futures::{Stream, StreamExt as _, TryStreamExt as _, channel::mpsc::UnboundedReceiver};
-use lb_common::abi::{Link, link_flags};
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage, route::RouteMessage};
 use netlink_sys::{AsyncSocket as _, SocketAddr};
@@ -13,10 +11,9 @@ use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
-    Datapath, DatapathError, fast_path,
+    Datapath, DatapathError,
     faults::{self, Fault},
-    net::{Effect, Net, Wanted, name_of},
-    programs::{Loading, Outcomes},
+    net::{Effect, Net, name_of},
     serving, sources, switch,
 };
 
@@ -102,10 +99,8 @@ impl Datapath {
                     }
                 }
                 Ok(()) = self.surroundings.1.changed() => due = Some((due.map_or(Due::Changes, |(known, _)| known), Instant::now())),
-                loaded = ended(&mut self.later) => {
-                    if let Some(loading) = self.later.take() {
-                        self.add_later(&loading, loaded);
-                    }
+                loaded = self.loads.end_later() => {
+                    self.add_later(loaded);
                     due = Some((due.map_or(Due::Changes, |(known, _)| known), Instant::now()));
                 }
                 moved = switch::moved(&mut self.switching) => {
@@ -143,7 +138,7 @@ impl Datapath {
             return Ok(faults);
         }
         self.settle(handle, net, Due::Round).await?;
-        Ok(self.take_faults())
+        Ok(self.reports.take_faults())
     }
 
     /// Makes the attachments and the `links` map what the interfaces ask for.
@@ -158,14 +153,7 @@ impl Datapath {
             }
             self.attacher.distrust(handle).await?;
         }
-        let present = net.reachable();
-        if work >= Due::Round {
-            self.addresses.clone_from(&present);
-        } else {
-            // One that a lease takes away for a moment ends no node port's flows; what is gone for good is seen in the round.
-            self.addresses.extend(present.iter().copied());
-        }
-        self.absent = self.addresses.difference(&present).copied().collect();
+        self.addresses.update(&net.reachable(), work >= Due::Round);
         let mut troubles = Vec::new();
         // Before programs are attached that need it.
         let (written, trouble) = self.write_sources(net, work);
@@ -182,32 +170,27 @@ impl Datapath {
             troubles.extend(left.err().map(|error| format!("interface {ifindex}: {error}")));
         }
         for link in wanted.values() {
-            match self.map(link) {
+            match self.links.map(&mut self.kernel, link) {
                 Ok(()) => self.attacher.ensure(handle, &self.kernel, link).await,
                 Err(error) => troubles.push(format!("{}: {error}", link.name)),
             }
             // Each attachment waits for an RCU grace period: let others run in between.
             tokio::task::yield_now().await;
         }
-        self.senders = serving::senders(&wanted, &self.attacher);
-        self.hands_over = fast_path::links(&wanted, &self.attacher);
-        self.outlets = fast_path::outlets(&wanted, &self.attacher);
+        self.links.note_attached(&wanted, &self.attacher);
         for link in wanted.values() {
             // The failure of the first attempt above is among the troubles.
-            let _ = self.map(link);
+            let _ = self.links.map(&mut self.kernel, link);
         }
-        self.served = serving::served(&wanted, &self.attacher);
         let surroundings = self.surroundings.1.borrow().clone();
-        self.warnings.1 = serving::warnings(&wanted, &net.candidates(), &written, &surroundings, serving::forwards);
+        let warnings = serving::warnings(&wanted, &net.candidates(), &written, &surroundings, serving::forwards);
+        self.reports.set_warnings(warnings);
         self.keep_faults(faults);
-        self.names = wanted.into_iter().map(|(ifindex, link)| (ifindex, (link.name, link.role))).collect();
-        for new in troubles.iter().filter(|trouble| !self.troubles.contains(trouble)) {
-            tracing::warn!("tried again in the next round: {new}");
-        }
-        self.troubles = troubles;
+        self.links.note_names(wanted);
+        self.reports.set_troubles(troubles);
         self.load_missing()?;
         self.publish(None);
-        if self.later.is_none() && self.switching.is_none() {
+        if self.loads.is_idle() && self.switching.is_none() {
             self.kernel.program_pins.remove_others(Instant::now());
         }
         self.look_for_skipped(handle).await
@@ -221,12 +204,12 @@ impl Datapath {
             return Err(DatapathError::Netlink { action: "list the interfaces".to_owned(), reason });
         }
         self.attacher.forget(ifindex)?;
-        self.unmap(ifindex)
+        self.links.unmap(&mut self.kernel, ifindex)
     }
 
     async fn release(&mut self, handle: &mut Handle, ifindex: u32) -> Result<(), DatapathError> {
         self.attacher.release(handle, ifindex).await?;
-        self.unmap(ifindex)
+        self.links.unmap(&mut self.kernel, ifindex)
     }
 
     /// Opens the fast path, or closes it, as what it would skip has come or gone.
@@ -234,7 +217,7 @@ impl Datapath {
         let ours: BTreeSet<u32> = self.kernel.programs.iter().map(|(_, program)| program.id).collect();
         if self
             .fast_path
-            .refresh(handle, &self.names, &ours, &mut self.kernel.fast_path, &mut self.kernel.bridge_ports)
+            .refresh(handle, self.links.names(), &ours, &mut self.kernel.fast_path, &mut self.kernel.bridge_ports)
             .await?
         {
             self.publish(None);
@@ -249,64 +232,27 @@ impl Datapath {
         let (faults, unread) = looked.map_or_else(|error| (Vec::new(), Some(error)), |faults| (faults, None));
         let wanted = sources::wanted(
             &net.candidates(),
-            &self.addresses,
+            self.addresses.all(),
             &self.settings,
             &self.surroundings.1.borrow_and_update().clone(),
             &self.sources.held(),
         );
         let unwritten = self.sources.set(&wanted).err();
         for fault in faults {
-            self.keep_fault(Fault { is_repaired: true, ..fault });
+            self.reports.keep_fault(Fault { is_repaired: true, ..fault });
         }
         (wanted, unread.or(unwritten))
-    }
-
-    fn map(&mut self, wanted: &Wanted) -> Result<(), DatapathError> {
-        let flag = |links: &BTreeSet<u32>, flag| if links.contains(&wanted.ifindex) { flag } else { 0 };
-        let flags = flag(&self.senders, link_flags::XDP_SENDS)
-            | flag(&self.hands_over, link_flags::FAST_PATH)
-            | flag(&self.outlets, link_flags::SENDS_ON);
-        let link = Link { peer_netns_id: wanted.peer_netns_id, role: wanted.role.as_number(), flags };
-        if self.mapped.get(&wanted.ifindex) != Some(&link) {
-            self.kernel.links.insert(wanted.ifindex, link, 0).map_err(aya::EbpfError::MapError)?;
-            self.mapped.insert(wanted.ifindex, link);
-        }
-        Ok(())
-    }
-
-    fn unmap(&mut self, ifindex: u32) -> Result<(), DatapathError> {
-        self.mapped.remove(&ifindex);
-        gone(self.kernel.peer_macs.remove(&ifindex))?;
-        gone(self.kernel.links.remove(&ifindex))
     }
 
     /// Interfaces that something of ours is kept for; a round asks the kernel instead of our memory.
     fn known(&mut self, work: Due) -> Result<BTreeSet<u32>, DatapathError> {
         let mut known = self.attacher.attached_interfaces();
         if work >= Due::Round {
-            let entries: Result<_, AyaMapError> = self.kernel.links.iter().collect();
-            self.mapped = entries.map_err(aya::EbpfError::MapError)?;
+            self.links.read(&self.kernel)?;
             known.extend(self.attacher.kept_interfaces());
         }
-        known.extend(self.mapped.keys());
+        known.extend(self.links.mapped());
         Ok(known)
-    }
-}
-
-/// What is not there is as good as removed.
-fn gone(removed: Result<(), AyaMapError>) -> Result<(), DatapathError> {
-    match removed {
-        Ok(()) | Err(AyaMapError::KeyNotFound) => Ok(()),
-        Err(AyaMapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-        Err(error) => Err(aya::EbpfError::MapError(error).into()),
-    }
-}
-
-/// Waits for programs that are being loaded, for ever if there are none.
-async fn ended(later: &mut Option<Loading>) -> Result<Outcomes, DatapathError> {
-    match later {
-        Some(loading) => loading.end().await,
-        None => std::future::pending().await,
     }
 }
 

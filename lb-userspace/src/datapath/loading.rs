@@ -4,13 +4,44 @@ use tokio::time::Instant;
 
 use super::{
     Datapath, DatapathError, cgroup_links,
-    programs::{self, Loading},
+    pins::Created,
+    programs::{Loading, Outcomes},
 };
+
+/// The programs on their way into the kernel.
+#[derive(Debug)]
+pub(super) struct Loads {
+    /// Until all programs are in the kernel: what this start has made, and takes back if one is refused.
+    first: Option<(Loading, Created)>,
+    /// Programs that an interface asked for while the data path was running.
+    later: Option<Loading>,
+}
+
+impl Loads {
+    pub fn new(first: Loading, created: Created) -> Self {
+        Self { first: Some((first, created)), later: None }
+    }
+
+    /// Whether no interface waits for programs.
+    pub fn is_idle(&self) -> bool {
+        self.later.is_none()
+    }
+
+    /// Waits for programs that interfaces asked for, for ever if there are none.
+    pub async fn end_later(&mut self) -> (Loading, Result<Outcomes, DatapathError>) {
+        let Some(loading) = &mut self.later else { return std::future::pending().await };
+        let outcomes = loading.end().await;
+        match self.later.take() {
+            Some(loading) => (loading, outcomes),
+            None => std::future::pending().await,
+        }
+    }
+}
 
 impl Datapath {
     /// Waits until the first programs are in the kernel, and attaches those of the sockets.
     pub(super) async fn finish_loading(&mut self) -> Result<(), DatapathError> {
-        let Some((mut loading, mut created)) = self.loading.take() else { return Ok(()) };
+        let Some((mut loading, mut created)) = self.loads.first.take() else { return Ok(()) };
         let mut outcomes = loading.end().await?;
         if let Some(refused) = outcomes.iter().position(|(_, outcome)| outcome.is_err()) {
             return outcomes.swap_remove(refused).1.map(drop);
@@ -33,7 +64,7 @@ impl Datapath {
     /// Begins to load the programs that interfaces have asked for, if none are being loaded.
     pub(super) fn load_missing(&mut self) -> Result<(), DatapathError> {
         let missing = self.attacher.take_missing();
-        if self.later.is_some() {
+        if !self.loads.is_idle() {
             // Asked for again as soon as these are loaded.
             return Ok(());
         }
@@ -41,13 +72,13 @@ impl Datapath {
         if !due.is_empty() {
             tracing::info!(programs = ?due, "an interface needs programs that are not loaded yet");
             let recipe = self.kernel.recipe.clone();
-            self.later = Some(Loading::begin(due, self.kernel.program_pins.clone(), move || recipe.object())?);
+            self.loads.later = Some(Loading::begin(due, self.kernel.program_pins.clone(), move || recipe.object())?);
         }
         Ok(())
     }
 
     /// Takes over the programs that were loaded later, or why they were not.
-    pub(super) fn add_later(&mut self, loading: &Loading, loaded: Result<programs::Outcomes, DatapathError>) {
+    pub(super) fn add_later(&mut self, (loading, loaded): (Loading, Result<Outcomes, DatapathError>)) {
         let now = Instant::now();
         let added = loaded.and_then(|outcomes| self.kernel.programs.add(outcomes, &self.kernel.program_pins, now));
         let added = added.and_then(|()| self.keep_for_gates());

@@ -21,11 +21,13 @@ mod faults;
 mod features;
 mod follow;
 pub mod layout;
+mod links;
 mod load;
 mod loading;
 mod lock;
 mod map_definition;
 mod net;
+mod node_addresses;
 mod object;
 mod open;
 mod pins;
@@ -36,6 +38,7 @@ mod program_log;
 mod program_pins;
 mod programs;
 mod reconciled_tables;
+mod reports;
 mod serving;
 mod sets;
 mod settings;
@@ -45,23 +48,23 @@ mod status;
 mod switch;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use lb_common::abi::Link;
 use tokio::sync::{mpsc, watch};
 
 use attach::Attacher;
+use links::Links;
 use load::Kernel;
+use loading::Loads;
 use lock::AgentLock;
 pub use lock::{check_alone, running_agent};
 pub use net::name_of;
-use pins::{Created, Pins};
-use programs::Loading;
+use node_addresses::NodeAddresses;
+use pins::Pins;
 use reconciled_tables::Sources;
+use reports::Reports;
 use switch::Switching;
 
 pub use attach::{Attachment, How};
@@ -97,38 +100,17 @@ pub struct Datapath {
     settings: Settings,
     kernel: Kernel,
     attacher: Attacher,
-    names: BTreeMap<u32, (String, Role)>,
-    /// By which others reach this node, as last seen.
-    addresses: BTreeSet<IpAddr>,
-    /// Those of them that no link has at the moment.
-    absent: BTreeSet<IpAddr>,
-    /// What the `links` map holds.
-    mapped: BTreeMap<u32, Link>,
-    /// Who clients are, and who stands in for them.
+    links: Links,
+    addresses: NodeAddresses,
+    /// Networks of clients, and SNAT addresses.
     sources: Sources,
-    served: BTreeMap<u32, Served>,
-    /// Links that send what XDP redirects to them.
-    senders: BTreeSet<u32>,
-    /// Links at whose other end packets are handed over.
-    hands_over: BTreeSet<u32>,
-    /// Links by which packets of pods leave for other nodes, past the host's stack.
-    outlets: BTreeSet<u32>,
     fast_path: fast_path::Switch,
-    /// Of this start (source ports, sizes of maps), and of what keeps external clients from being served.
-    warnings: (Vec<String>, Vec<String>),
-    /// What failed in the last settlement, each by itself: it is tried again in the next.
-    troubles: Vec<String>,
-    surroundings: (watch::Sender<Surroundings>, watch::Receiver<Surroundings>),
-    status: watch::Sender<Status>,
     cgroup: Option<Arc<cgroup::CgroupRoot>>,
     /// Other tables on their way into force, or what is left of that.
     switching: Option<Switching>,
-    /// Until all programs are in the kernel: what this start has made, and takes back if one is refused.
-    loading: Option<(Loading, Created)>,
-    /// Programs that an interface asked for while the data path was running.
-    later: Option<Loading>,
-    /// Attachments that somebody else changed and that nobody has asked for yet.
-    faults: Vec<Fault>,
+    loads: Loads,
+    reports: Reports,
+    surroundings: (watch::Sender<Surroundings>, watch::Receiver<Surroundings>),
     questions: (mpsc::Sender<faults::Request>, mpsc::Receiver<faults::Request>),
     _lock: AgentLock,
 }
@@ -141,7 +123,7 @@ impl Datapath {
 
     /// What is attached where and how; changes with every change of an interface.
     pub fn status(&self) -> watch::Receiver<Status> {
-        self.status.subscribe()
+        self.reports.subscribe()
     }
 
     /// Takes what the links do not show: taken up at once while they are followed.

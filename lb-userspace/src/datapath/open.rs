@@ -1,24 +1,23 @@
 //! The start of the data path: checks of the environment, locks, tables, and the programs that begin to load.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
-use lb_common::abi::link_flags;
 use tokio::sync::{mpsc, watch};
 
 use super::{
     Datapath, DatapathError, FastPath, Feature, Settings, SocketLb, Status, Surroundings,
     attach::Attacher,
     beside, bpffs, cgroup, fast_path, features,
-    load::{self, Kernel},
+    links::Links,
+    load,
+    loading::Loads,
     lock::AgentLock,
     net,
+    node_addresses::NodeAddresses,
     object::{self, is_embedded},
     pins::{Created, Pins},
     reconciled_tables::Sources,
+    reports::Reports,
     settings, source_ports,
     switch::{self, Prepared, Switching},
 };
@@ -60,9 +59,7 @@ impl Datapath {
         let Prepared { pins, begun, .. } = prepared;
         begun.iter().try_for_each(|begun| begun.keep_old_programs(&mut created))?;
         let switching = Switching::of(begun, &pins);
-        let (sources, senders) = (Sources::open(pins.tables())?, flagged(&kernel, link_flags::XDP_SENDS));
-        let hands_over = flagged(&kernel, link_flags::FAST_PATH);
-        let outlets = flagged(&kernel, link_flags::SENDS_ON);
+        let (sources, links) = (Sources::open(pins.tables())?, Links::restore(&kernel));
         let mut fast_path = fast_path::Switch::new(settings.fast_path);
         fast_path.begin(&mut kernel.fast_path)?;
         let addresses = own_addresses()?;
@@ -88,35 +85,19 @@ impl Datapath {
             settings,
             kernel,
             attacher,
-            names: BTreeMap::new(),
-            addresses,
-            absent: BTreeSet::new(),
-            mapped: BTreeMap::new(),
+            links,
+            addresses: NodeAddresses::new(addresses),
             sources,
-            served: BTreeMap::new(),
-            senders,
-            hands_over,
-            outlets,
             fast_path,
-            warnings: (ports_warning.into_iter().collect(), Vec::new()),
-            troubles: Vec::new(),
-            surroundings: watch::channel(Surroundings::default()),
-            status,
             cgroup,
             switching,
-            loading: Some((loading, created)),
-            later: None,
-            faults: Vec::new(),
+            loads: Loads::new(loading, created),
+            reports: Reports::new(status, ports_warning.into_iter().collect()),
+            surroundings: watch::channel(Surroundings::default()),
             questions: mpsc::channel(4),
             _lock: lock,
         })
     }
-}
-
-/// Links to which an agent before this one gave the flag.
-fn flagged(kernel: &Kernel, flag: u32) -> BTreeSet<u32> {
-    let links = kernel.links.iter().flatten();
-    links.filter(|(_, link)| link.flags & flag != 0).map(|(ifindex, _)| ifindex).collect()
 }
 
 /// The addresses at this moment: the plan must not begin without them, or it would take every node port away.

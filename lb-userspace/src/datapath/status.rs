@@ -106,28 +106,28 @@ impl Datapath {
         let mut links: BTreeMap<u32, LinkStatus> = BTreeMap::new();
         for ((ifindex, _), attachment) in &self.attacher.attached {
             let link = links.entry(*ifindex).or_insert_with(|| {
-                let (name, role) = self.names.get(ifindex).cloned().unzip();
-                let served = self.served.get(ifindex).cloned();
+                let (name, role) = self.links.names().get(ifindex).cloned().unzip();
+                let served = self.links.served(*ifindex).cloned();
                 LinkStatus { ifindex: *ifindex, name: name.unwrap_or_default(), role, served, programs: Vec::new() }
             });
             link.programs.push(attachment.clone());
         }
         let trouble = trouble.map(ToString::to_string);
-        let is_pods = |ifindex: &u32| self.names.get(ifindex).is_some_and(|(_, role)| *role == Role::Pod);
+        let is_pods = |ifindex: &u32| self.links.names().get(ifindex).is_some_and(|(_, role)| *role == Role::Pod);
         let of_node = self.attacher.problems.iter().filter(|((ifindex, _), _)| !is_pods(ifindex));
         let node_problems: Vec<String> = trouble.iter().chain(of_node.map(|(_, problem)| problem)).cloned().collect();
-        let all = trouble.iter().chain(self.attacher.problems.values()).chain(&self.troubles);
+        let all = trouble.iter().chain(self.attacher.problems.values()).chain(self.reports.troubles());
         let problems = all.cloned().collect();
-        self.status.send_if_modified(|status| {
-            let synced = status.synced || (trouble.is_none() && self.later.is_none());
+        self.reports.publish(|status| {
+            let synced = status.synced || (trouble.is_none() && self.loads.is_idle());
             let programs = self.kernel.programs.iter().map(ProgramSize::new).collect();
-            let (addresses, absent) = (self.addresses.clone(), self.absent.clone());
+            let (addresses, absent) = (self.addresses.all().clone(), self.addresses.absent().clone());
             let links = links.into_values().collect();
             let is_moving = self.is_moving();
             let moving = is_moving.then(|| "connections are moving to other tables (map sizes or layout)".to_owned());
-            let warnings = self.warnings.0.iter().chain(&self.warnings.1).cloned().chain(moving).collect();
+            let warnings = self.reports.warnings().cloned().chain(moving).collect();
             let fast_path = self.fast_path.status();
-            let new = Status {
+            Status {
                 addresses,
                 absent,
                 synced,
@@ -139,10 +139,7 @@ impl Datapath {
                 fast_path,
                 programs,
                 ..status.clone()
-            };
-            let changed = *status != new;
-            *status = new;
-            changed
+            }
         });
     }
 }

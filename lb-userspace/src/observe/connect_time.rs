@@ -83,22 +83,21 @@ pub fn percentile_text(times: Option<&ConnectTimes>, percent: u64) -> String {
     }
 }
 
+/// A fixture: so many answers after so many microseconds each.
 #[cfg(test)]
-pub mod tests {
-    use lb_common::connect_times::bucket;
-
-    use super::*;
-
-    /// So many answers after so many microseconds each.
-    pub fn times(answers: &[(u64, u64)]) -> ConnectTimes {
-        let mut times = ConnectTimes::default();
-        for (count, us) in answers {
-            let ticks = u32::try_from(us * 1_000 / TICK_NS).expect("below an hour");
-            times.counts[bucket(ticks)] += count;
-            times.sum += count * u64::from(ticks);
-        }
-        times
+pub(super) fn times(answers: &[(u64, u64)]) -> ConnectTimes {
+    let mut times = ConnectTimes::default();
+    for (count, us) in answers {
+        let ticks = u32::try_from(us * 1_000 / TICK_NS).expect("below an hour");
+        times.counts[lb_common::connect_times::bucket(ticks)] += count;
+        times.sum += count * u64::from(ticks);
     }
+    times
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn percentiles_are_the_bounds_of_their_buckets() {

@@ -236,7 +236,7 @@ mod tests {
     use lb_common::outcome::Outcome;
 
     use super::*;
-    use crate::observe::connect_time::tests::times;
+    use crate::observe::connect_time::times;
     use crate::observe::inventory::tests::{NOW, contents};
 
     fn two_readings() -> (Reading, Reading) {

@@ -49,12 +49,12 @@ pub fn diff_service(
     now: Monotonic,
 ) -> Result<Vec<Op>, Obstacle> {
     let wanted = desired.services.get(key);
-    let known = programmed.service_ids.get(key).copied();
+    let known = programmed.services().id_of(key);
     let id = match (known, wanted) {
         (Some(id), _) => id,
         (None, None) => return Ok(Vec::new()),
         (None, Some(_)) => {
-            programmed.free_service_id().ok_or_else(|| full_for(key, "names", programmed.capacities.names))?
+            programmed.free_service_id().ok_or_else(|| full_for(key, "names", programmed.capacities().names))?
         }
     };
     let mut draft = Draft::new(key, id, wanted, programmed, settings, now);
@@ -84,17 +84,15 @@ pub fn withdrawals(
     settings: &PlanSettings,
     now: Monotonic,
 ) -> Vec<Op> {
-    let Some((id, service)) = programmed.service_ids.get(key).and_then(|id| Some((*id, programmed.services.get(id)?)))
-    else {
-        return Vec::new();
-    };
+    let Some(id) = programmed.services().id_of(key) else { return Vec::new() };
+    let Some(service) = programmed.services().get(id) else { return Vec::new() };
     let wanted = desired.services.get(key);
     let mut draft = Draft::new(key, id, wanted, programmed, settings, now);
     let led_to = draft.led_to();
     for (address, id) in &service.current {
         let endpoint = wanted.and_then(|wanted| wanted.endpoints.get(address)).copied();
-        let Some(record) = programmed.backends.get(id).copied() else { continue };
-        let is_idle = programmed.drains.is_idle(*id);
+        let Some(record) = programmed.backends().get(*id).copied() else { continue };
+        let is_idle = programmed.drains().is_idle(*id);
         let record = match life::step(Some(&record), is_idle, endpoint, draft.limits, now, settings) {
             Step::Write(after) if !is_selected(endpoint) => after,
             Step::Evict(after) | Step::Replace(after) if !led_to.contains(&id.id) => after,
@@ -111,13 +109,13 @@ pub fn withdrawals(
 
 /// The operation that brings what becomes of unserved packets to `address` to what is wanted; `None`: it is there.
 pub fn diff_vip(address: IpAddr, desired: &Desired, programmed: &ProgrammedState) -> Result<Option<Op>, Refusal> {
-    let (wanted, written) = (desired.vips.get(&address).copied(), programmed.vips.get(&address).copied());
+    let (wanted, written) = (desired.vips.get(&address).copied(), programmed.vips().get(address).copied());
     let family = Family::of(address);
     match (wanted, written) {
         (Some(wanted), Some(written)) if wanted == written => Ok(None),
-        (Some(_), None) if programmed.vip_count(family) >= programmed.capacities.vips(family) => {
+        (Some(_), None) if programmed.vip_count(family) >= programmed.capacities().vips(family) => {
             let map = if family == Family::V4 { "vips4" } else { "vips6" };
-            Err(full(format_args!("address {address}"), map, programmed.capacities.vips(family)))
+            Err(full(format_args!("address {address}"), map, programmed.capacities().vips(family)))
         }
         (Some(vip), _) => Ok(Some(Op::WriteVip { address, vip })),
         (None, Some(_)) => Ok(Some(Op::RemoveVip { address })),
@@ -191,17 +189,17 @@ impl<'a> Draft<'a> {
         settings: &'a PlanSettings,
         now: Monotonic,
     ) -> Self {
-        let own = wanted.map_or_else(|| programmed.own_drain_limits(id), |wanted| wanted.drain_limits);
+        let own = wanted.map_or_else(|| programmed.services().own_drain_limits(id), |wanted| wanted.drain_limits);
         let limits = own.or(settings.drain_limits);
-        Self { key, id, programmed, settings, limits, now, service: programmed.services.get(&id), ops: Vec::new() }
+        Self { key, id, programmed, settings, limits, now, service: programmed.services().get(id), ops: Vec::new() }
     }
 
     /// The backends that slots of ours lead to. Ids of both families: one of the other family is left for later.
     fn led_to(&self) -> BTreeSet<u32> {
         let frontends = self.service.into_iter().flat_map(|service| &service.frontends);
-        let entries = frontends.filter_map(|frontend| self.programmed.frontends.get(frontend));
+        let entries = frontends.filter_map(|frontend| self.programmed.frontends().get(frontend));
         let ranges: BTreeSet<u32> = entries.flat_map(ranges_of).map(|range| range.base).collect();
-        let slots = ranges.iter().filter_map(|base| self.programmed.ranges.get(base)).flatten();
+        let slots = ranges.iter().filter_map(|base| self.programmed.slots().get(*base)).flatten();
         slots.map(|slot| slot.backend).collect()
     }
 
@@ -225,11 +223,11 @@ impl<'a> Draft<'a> {
         let endpoints = wanted.map_or(&no_endpoints, |wanted| &wanted.endpoints);
         let current = self.service.map_or(&no_records, |service| &service.current);
         let programmed = self.programmed;
-        let mut free = Family::BOTH.map(|family| programmed.free_backends(family));
+        let mut free = Family::BOTH.map(|family| programmed.backends().free(family));
         let mut selected = Vec::new();
         for (address, endpoint, record) in merged(endpoints, current) {
             let endpoint = endpoint.copied();
-            let record = record.and_then(|id| Some((*id, *programmed.backends.get(id)?)));
+            let record = record.and_then(|id| Some((*id, *programmed.backends().get(*id)?)));
             let pool = &mut free[usize::from(Family::of(address.ip()) == Family::V6)];
             let stays = self.backend(address, record, endpoint, pool)?;
             if let (Some((id, generation)), Some(endpoint)) =
@@ -251,7 +249,7 @@ impl<'a> Draft<'a> {
         endpoint: Option<DesiredEndpoint>,
         free: &mut impl Iterator<Item = (BackendId, u32)>,
     ) -> Result<Option<(BackendId, u32)>, Refusal> {
-        let is_idle = record.is_some_and(|(id, _)| self.programmed.drains.is_idle(id));
+        let is_idle = record.is_some_and(|(id, _)| self.programmed.drains().is_idle(id));
         let current = record.as_ref().map(|(_, record)| record);
         let step = life::step(current, is_idle, endpoint, self.limits, self.now, self.settings);
         match (step, record, endpoint) {
@@ -286,8 +284,8 @@ impl<'a> Draft<'a> {
     ) -> Result<(BackendId, u32), Refusal> {
         let Some((id, generation)) = free else {
             return Err(match Family::of(address.ip()) {
-                Family::V4 => full_for(self.key, "backends4", self.programmed.capacities.backends4),
-                Family::V6 => full_for(self.key, "backends6", self.programmed.capacities.backends6),
+                Family::V4 => full_for(self.key, "backends4", self.programmed.capacities().backends4),
+                Family::V6 => full_for(self.key, "backends6", self.programmed.capacities().backends6),
             });
         };
         let blank = BackendRecord {
@@ -312,7 +310,7 @@ impl<'a> Draft<'a> {
         let new: BTreeSet<(IpAddr, u32)> = written.filter(|key| !self.programmed.has_endpoint(key)).collect();
         for (family, map) in [(Family::V4, "endpoints4"), (Family::V6, "endpoints6")] {
             let new = new.iter().filter(|(address, _)| Family::of(*address) == family).count();
-            let capacity = self.programmed.capacities.endpoints(family);
+            let capacity = self.programmed.capacities().endpoints(family);
             if new > 0 && self.programmed.endpoint_count(family) as usize + new > capacity as usize {
                 return Err(full_for(self.key, map, capacity));
             }
@@ -336,7 +334,7 @@ impl<'a> Draft<'a> {
             return;
         }
         let others = service.current.values().filter(|id| !written.contains(id));
-        let others = others.filter_map(|id| Some((*id, *self.programmed.backends.get(id)?)));
+        let others = others.filter_map(|id| Some((*id, *self.programmed.backends().get(*id)?)));
         let takes = |(id, record): &(BackendId, BackendRecord)| {
             keeps(*id, record) && lost.contains(&(record.address.ip(), record.service))
         };
@@ -348,7 +346,7 @@ impl<'a> Draft<'a> {
     fn retire_superseded(&mut self) {
         let Some(service) = self.service else { return };
         for id in &service.backends {
-            if let Some(record) = self.programmed.backends.get(id)
+            if let Some(record) = self.programmed.backends().get(*id)
                 && record.state != backend_state::GONE
                 && service.current.get(&record.address) != Some(id)
             {

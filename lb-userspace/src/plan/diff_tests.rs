@@ -166,18 +166,18 @@ fn a_change_writes_beside_the_old_range_and_retires_last() {
 fn an_id_that_comes_back_has_another_generation_also_after_a_restart() {
     let mut programmed = ProgrammedState::new(CAPACITIES);
     let id = BackendId { family: Family::V4, id: 1 };
-    assert_eq!(programmed.free_backends(Family::V4).next(), Some((id, 1)));
+    assert_eq!(programmed.backends().free(Family::V4).next(), Some((id, 1)));
     let ops = diff(&programmed, &["10.0.0.1"]).unwrap();
     record_all(&mut programmed, &ops);
-    let gone = programmed.backends[&id].gone();
+    let gone = programmed.backends().records()[&id].gone();
     record_all(
         &mut programmed,
         &[Op::RetireBackend { id, record: gone }, Op::FreeBackend { id, generation: gone.generation }],
     );
-    assert_eq!(programmed.free_backends(Family::V4).next(), Some((id, 3)));
+    assert_eq!(programmed.backends().free(Family::V4).next(), Some((id, 3)));
     let free = BackendRecord { state: backend_state::FREE, ..gone };
     let loaded = crate::plan::Loaded { backends: vec![(id, free)], ..Default::default() };
-    assert_eq!(crate::plan::restore(CAPACITIES, loaded).free_backends(Family::V4).next(), Some((id, 3)));
+    assert_eq!(crate::plan::restore(CAPACITIES, loaded).backends().free(Family::V4).next(), Some((id, 3)));
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn backends_of_this_node_without_room_among_the_endpoints_are_refused_by_name() 
     // Backends of other nodes need none.
     assert!(diff(&programmed, &["10.0.0.1", "10.0.0.2"]).is_ok());
     let id = BackendId { family: Family::V4, id: 1 };
-    let gone = programmed.backends[&id].gone();
+    let gone = programmed.backends().records()[&id].gone();
     record_all(
         &mut programmed,
         &[Op::RetireBackend { id, record: gone }, Op::FreeBackend { id, generation: gone.generation }],

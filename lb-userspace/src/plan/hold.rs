@@ -113,10 +113,10 @@ impl Hold {
         if unread.is_empty() {
             return hold;
         }
-        for (key, id) in programmed.service_ids.iter().filter(|(key, _)| is_concerned(&key.service)) {
+        for (key, id) in programmed.services().ids().iter().filter(|(key, _)| is_concerned(&key.service)) {
             let Some(port) = written(programmed, *id) else { continue };
             let addresses = port.frontends.keys().map(|frontend| frontend.address);
-            hold.vips.extend(addresses.filter_map(|address| Some((address, *programmed.vips.get(&address)?))));
+            hold.vips.extend(addresses.filter_map(|address| Some((address, *programmed.vips().get(address)?))));
             let service = hold.services.entry(key.service.clone()).or_insert_with(|| {
                 let is_it = |unread: &&Unread| unread.what == UnreadKind::Service(key.service.clone());
                 let uid = unread.iter().find(is_it).map_or(0, |unread| unread.uid);

@@ -54,7 +54,9 @@ pub use named::{Endpoints, Named, forget as forget_endpoint, named, put as put_e
 pub use op::{BackendId, BackendRecord, Op, config, order};
 pub use planner::{Changes, NodeFacts, Planner, plan};
 pub use preview::{HealthCheckEffect, Inputs, Preview};
-pub use programmed::{Capacities, DrainEnds, ProgrammedService, ProgrammedState};
+pub use programmed::{
+    Backends, Capacities, DrainEnds, Drains, Frontends, ProgrammedService, ProgrammedState, Services, SlotRanges, Vips,
+};
 pub use restore::{Loaded, Part, Stray, restore};
 pub use rule::{Rule, RuleObserver};
 pub use sorted::{SortedMap, SortedSet};

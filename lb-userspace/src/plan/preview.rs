@@ -201,9 +201,9 @@ impl Sides<'_> {
 
     /// The record that counts for an address.
     fn record(&self, address: SocketAddr) -> Option<(BackendId, BackendRecord)> {
-        let service = self.programmed.services.get(self.programmed.service_ids.get(self.key)?)?;
+        let service = self.programmed.services().by_key(self.key)?;
         let id = *service.current.get(&address)?;
-        Some((id, *self.programmed.backends.get(&id)?))
+        Some((id, *self.programmed.backends().get(id)?))
     }
 
     fn step(
@@ -212,14 +212,15 @@ impl Sides<'_> {
         endpoint: Option<DesiredEndpoint>,
         port: Option<&DesiredService>,
     ) -> Step {
-        let is_idle = known.is_some_and(|(id, _)| self.programmed.drains.is_idle(id));
+        let is_idle = known.is_some_and(|(id, _)| self.programmed.drains().is_idle(id));
         let current = known.as_ref().map(|(_, record)| record);
         life::step(current, is_idle, endpoint, self.limits(port), self.now, self.settings)
     }
 
     /// What the Service says of drains holds for one that is deleted, too.
     fn limits(&self, port: Option<&DesiredService>) -> DrainLimits {
-        let written = || self.programmed.service_ids.get(self.key).map(|id| self.programmed.own_drain_limits(*id));
+        let services = self.programmed.services();
+        let written = || services.id_of(self.key).map(|id| services.own_drain_limits(id));
         let own = port.map(|port| port.drain_limits).or_else(written).unwrap_or_default();
         own.or(self.settings.drain_limits)
     }

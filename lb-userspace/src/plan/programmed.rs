@@ -1,179 +1,46 @@
 //! The programmed state: what the tables hold. An operation changes it only after its write succeeded.
 //!
-//! Counts and next deadlines are maintained at each change, so no query walks the whole state.
+//! Each part keeps its own counts and next deadlines at each change, so no query walks the whole state.
 
 mod backends;
+mod capacities;
 mod drains;
-mod ranges;
+mod endpoints;
+mod frontends;
 mod reserve;
+mod services;
+mod slots;
+mod vips;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
 use lb_common::abi;
 
-use super::{
-    BackendId, BackendRecord, Endpoints, Frontend, Op, PortKey, SortedMap, SortedSet, Use,
-    ids::{IdPool, SlotPool},
-    life::OwnDrainLimits,
-};
+use super::{BackendId, BackendRecord, Frontend, Op, PortKey, Use, life::OwnDrainLimits};
 use crate::model::{Family, Monotonic};
+pub use backends::Backends;
+pub use capacities::Capacities;
 pub use drains::{DrainEnds, Drains};
+use endpoints::EndpointEntries;
+pub use frontends::Frontends;
 use reserve::Reserved;
-
-/// How much the tables hold, in elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacities {
-    pub frontends4: u32,
-    pub frontends6: u32,
-    pub backends4: u32,
-    pub backends6: u32,
-    pub endpoints4: u32,
-    pub endpoints6: u32,
-    pub slots: u32,
-    pub names: u32,
-    pub sources4: u32,
-    pub sources6: u32,
-    pub vips4: u32,
-    pub vips6: u32,
-}
-
-impl Capacities {
-    /// The same room in every table.
-    pub const fn all(count: u32) -> Self {
-        Self {
-            frontends4: count,
-            frontends6: count,
-            backends4: count,
-            backends6: count,
-            endpoints4: count,
-            endpoints6: count,
-            slots: count,
-            names: count,
-            sources4: count,
-            sources6: count,
-            vips4: count,
-            vips6: count,
-        }
-    }
-
-    pub fn frontends(&self, family: Family) -> u32 {
-        of(family, self.frontends4, self.frontends6)
-    }
-
-    pub fn backends(&self, family: Family) -> u32 {
-        of(family, self.backends4, self.backends6)
-    }
-
-    pub fn endpoints(&self, family: Family) -> u32 {
-        of(family, self.endpoints4, self.endpoints6)
-    }
-
-    pub fn sources(&self, family: Family) -> u32 {
-        of(family, self.sources4, self.sources6)
-    }
-
-    pub fn vips(&self, family: Family) -> u32 {
-        of(family, self.vips4, self.vips6)
-    }
-}
-
-fn of(family: Family, v4: u32, v6: u32) -> u32 {
-    match family {
-        Family::V4 => v4,
-        Family::V6 => v6,
-    }
-}
-
-/// One number for each family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct PerFamily([u32; 2]);
-
-impl PerFamily {
-    pub fn get(self, family: Family) -> u32 {
-        of(family, self.0[0], self.0[1])
-    }
-
-    pub fn slot(&mut self, family: Family) -> &mut u32 {
-        &mut self.0[usize::from(family == Family::V6)]
-    }
-}
-
-/// One service port as written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProgrammedService {
-    pub key: PortKey,
-    /// `None` until written.
-    pub name: Option<Box<abi::ServiceName>>,
-    pub frontends: SortedSet<Frontend>,
-    /// All its records, those that are gone included.
-    pub backends: SortedSet<BackendId>,
-    /// The record that counts for each address: never one that is gone while another is there.
-    pub current: SortedMap<SocketAddr, BackendId>,
-    /// Networks that it admits where a frontend asks for it.
-    pub sources: BTreeSet<IpNet>,
-}
-
-impl ProgrammedService {
-    fn is_empty(&self) -> bool {
-        self.frontends.is_empty() && self.backends.is_empty() && self.sources.is_empty()
-    }
-}
+pub use services::{ProgrammedService, Services};
+pub use slots::SlotRanges;
+pub use vips::Vips;
 
 /// What the tables hold.
 #[derive(Clone, Debug)]
 pub struct ProgrammedState {
-    pub capacities: Capacities,
-    pub services: BTreeMap<u32, ProgrammedService>,
-    pub service_ids: BTreeMap<PortKey, u32>,
-    pub frontends: BTreeMap<Frontend, abi::Service>,
-    /// How each frontend uses its service port.
-    pub uses: BTreeMap<Frontend, Use>,
-    /// Records in use, by id.
-    pub backends: BTreeMap<BackendId, BackendRecord>,
-    /// How other nodes find the backends of this one.
-    endpoints: Endpoints,
-    /// Slot ranges, unused ones included, by first slot.
-    pub ranges: BTreeMap<u32, Vec<abi::Slot>>,
-    /// Ranges that no frontend leads to any more, by when they may be written again.
-    pub unused_ranges: BTreeSet<(Monotonic, u32)>,
-    pub vips: BTreeMap<IpAddr, abi::Vip>,
-    /// What was noted last.
-    pub config: Option<abi::Config>,
-    /// The last generation of slots.
-    pub generation: u32,
-    /// Backends with a deadline, the next one first.
-    pub deadlines: BTreeSet<(u32, BackendId)>,
-    pub drains: Drains,
-    /// What Services say of drains, as last wanted: it holds for what is deleted, too.
-    drain_limits: BTreeMap<u32, OwnDrainLimits>,
-    /// Backends that are gone, and may still be referred to by flows.
-    pub gone: BTreeSet<BackendId>,
-    /// Service ports that have nothing left.
-    pub empty: BTreeSet<u32>,
-    /// Last generation of ids that are free again.
-    pub generations: BTreeMap<BackendId, u32>,
-    slots: SlotPool,
-    /// When each unused range may be written again.
-    reusable_at: BTreeMap<u32, Monotonic>,
-    /// How many frontends lead to each range.
-    users: BTreeMap<u32, u32>,
-    /// Count and first slot of each range that frontends lead to.
-    sizes: BTreeSet<(u32, u32)>,
-    /// Records by state.
-    states: BTreeMap<u8, usize>,
-    /// Service ports with a frontend.
-    served: usize,
-    frontend_counts: PerFamily,
-    endpoint_counts: PerFamily,
-    source_counts: PerFamily,
-    vip_counts: PerFamily,
-    service_pool: IdPool,
-    pools: [IdPool; 2],
+    capacities: Capacities,
+    services: Services,
+    frontends: Frontends,
+    slots: SlotRanges,
+    backends: Backends,
+    endpoints: EndpointEntries,
+    drains: Drains,
+    vips: Vips,
+    config: Option<abi::Config>,
     reserved: Reserved,
 }
 
@@ -182,165 +49,170 @@ impl ProgrammedState {
     pub fn new(capacities: Capacities) -> Self {
         Self {
             capacities,
-            services: BTreeMap::new(),
-            service_ids: BTreeMap::new(),
-            frontends: BTreeMap::new(),
-            uses: BTreeMap::new(),
-            backends: BTreeMap::new(),
-            endpoints: Endpoints::new(),
-            ranges: BTreeMap::new(),
-            unused_ranges: BTreeSet::new(),
-            vips: BTreeMap::new(),
-            config: None,
-            generation: 0,
-            deadlines: BTreeSet::new(),
+            services: Services::new(),
+            frontends: Frontends::default(),
+            slots: SlotRanges::new(capacities.slots),
+            backends: Backends::new(&capacities),
+            endpoints: EndpointEntries::default(),
             drains: Drains::default(),
-            drain_limits: BTreeMap::new(),
-            gone: BTreeSet::new(),
-            empty: BTreeSet::new(),
-            generations: BTreeMap::new(),
-            slots: SlotPool::new(capacities.slots),
-            reusable_at: BTreeMap::new(),
-            users: BTreeMap::new(),
-            sizes: BTreeSet::new(),
-            states: BTreeMap::new(),
-            served: 0,
-            frontend_counts: PerFamily::default(),
-            endpoint_counts: PerFamily::default(),
-            source_counts: PerFamily::default(),
-            vip_counts: PerFamily::default(),
-            service_pool: IdPool::new(u32::MAX),
-            pools: [IdPool::new(capacities.backends4), IdPool::new(capacities.backends6)],
+            vips: Vips::default(),
+            config: None,
             reserved: Reserved::default(),
         }
+    }
+
+    pub fn capacities(&self) -> &Capacities {
+        &self.capacities
+    }
+
+    pub fn services(&self) -> &Services {
+        &self.services
+    }
+
+    pub fn frontends(&self) -> &Frontends {
+        &self.frontends
+    }
+
+    pub fn slots(&self) -> &SlotRanges {
+        &self.slots
+    }
+
+    pub fn backends(&self) -> &Backends {
+        &self.backends
+    }
+
+    pub fn drains(&self) -> &Drains {
+        &self.drains
+    }
+
+    pub fn vips(&self) -> &Vips {
+        &self.vips
+    }
+
+    /// What was noted last of the whole.
+    pub fn config(&self) -> Option<abi::Config> {
+        self.config
+    }
+
+    /// The entry of `endpoints4/6` that leads to the backend.
+    pub fn name_of(&self, id: BackendId) -> Option<(IpAddr, u32)> {
+        self.endpoints.key_of(id, self.backends.get(id)?)
+    }
+
+    /// The addresses by which services are reached, some more than once.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.frontends.iter().map(|(frontend, ..)| frontend.address).chain(self.vips.addresses())
     }
 
     /// Records a successful operation for the service port `key`, which [`Self::reserve`] has seen before. A range that no frontend
     /// leads to is not written again for `grace`.
     pub fn record(&mut self, key: &PortKey, op: &Op, now: Monotonic, grace: Duration) {
-        self.keep(op);
+        self.reserved.remove(op);
         match op {
-            Op::WriteName { id, name } => self.service_mut(*id, key).name = Some(Box::new(*name)),
+            Op::WriteName { id, name } => self.put_name(*id, key, *name),
             Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => {
-                self.note_drain(*id, record, now);
+                self.drains.note(*id, self.backends.get(*id), record, now);
                 self.put_backend(*id, *record, key);
-                self.name_endpoint(*id, record);
+                self.endpoints.put(self.backends.records(), *id, record);
             }
-            Op::WriteSlots { base, slots } => {
-                // It is unused until a frontend leads to it, in case that the write of the frontend fails.
-                self.ranges.insert(*base, slots.clone());
-                self.mark_unused(*base, now + grace);
-            }
+            Op::WriteSlots { base, slots } => self.slots.put(*base, slots.clone(), now + grace),
             Op::WriteSource { id, network } => self.put_source(*id, *network, key),
             Op::WriteFrontend { frontend, entry, uses } => {
                 self.remove_frontend(*frontend, now + grace);
                 self.put_frontend(*frontend, *entry, *uses, key);
             }
             Op::RemoveFrontend { frontend } => self.remove_frontend(*frontend, now + grace),
-            Op::RemoveSource { id, network } => self.remove_source(*id, *network),
-            Op::FreeBackend { id, generation } => self.free_backend(*id, *generation),
-            Op::ReleaseSlots { range } => self.release(*range),
-            Op::ForgetService { id } => self.forget(*id),
+            Op::RemoveSource { id, network } => self.services.remove_source(*id, *network),
+            Op::FreeBackend { id, generation } => self.put_free_generation(*id, *generation),
+            Op::ReleaseSlots { range } => self.slots.release(*range),
+            Op::ForgetService { id } => self.services.remove(*id),
             Op::WriteVip { .. } | Op::RemoveVip { .. } | Op::WriteConfig { .. } => self.record_global(op),
         }
     }
 
     /// Takes down what is no service port's.
     pub fn record_global(&mut self, op: &Op) {
-        self.keep(op);
+        self.reserved.remove(op);
         match op {
             Op::WriteVip { address, vip } => self.put_vip(*address, *vip),
-            Op::RemoveVip { address } => self.remove_vip(*address),
+            Op::RemoveVip { address } => self.vips.remove(*address),
             Op::WriteConfig { revision, programmed_ds } => {
-                self.config = Some(super::op::config(*revision, *programmed_ds));
+                self.put_config(Some(super::op::config(*revision, *programmed_ds)));
             }
             _ => {}
         }
     }
 
-    /// The service with this id; made if it is new.
-    pub(super) fn service_mut(&mut self, id: u32, key: &PortKey) -> &mut ProgrammedService {
-        self.services.entry(id).or_insert_with(|| {
-            self.service_pool.take(id);
-            self.service_ids.insert(key.clone(), id);
-            self.empty.insert(id);
-            ProgrammedService {
-                key: key.clone(),
-                name: None,
-                frontends: SortedSet::default(),
-                backends: SortedSet::default(),
-                current: SortedMap::default(),
-                sources: BTreeSet::new(),
-            }
-        })
+    /// Takes down what the service port says of drains.
+    pub fn put_drain_limits(&mut self, key: &PortKey, limits: OwnDrainLimits) {
+        self.services.put_drain_limits(key, limits);
     }
 
-    /// Notes whether the service port has anything left.
-    fn settle(&mut self, id: u32) {
-        if self.services.get(&id).is_some_and(ProgrammedService::is_empty) {
-            self.empty.insert(id);
-        } else {
-            self.empty.remove(&id);
+    /// Takes down which of the backends that drain have no flow left.
+    pub fn note_idle(&mut self, idle: &BTreeSet<BackendId>) {
+        self.drains.note_idle(idle);
+    }
+
+    /// Drains that went on before this agent: each is taken to have begun its period before the end of that.
+    pub fn guess_drains(&mut self, period: Duration) {
+        self.drains.guess(self.backends.records(), period);
+    }
+
+    pub(super) fn put_name(&mut self, id: u32, key: &PortKey, name: abi::ServiceName) {
+        self.services.put_name(id, key, name);
+    }
+
+    /// A range that the tables held already. One that overlaps another stays out.
+    pub(super) fn restore_slots(&mut self, base: u32, slots: Vec<abi::Slot>) {
+        self.slots.restore(base, slots);
+    }
+
+    pub(super) fn put_frontend(&mut self, frontend: Frontend, entry: abi::Service, uses: Use, key: &PortKey) {
+        self.services.add_frontend(entry.id, key, frontend);
+        self.frontends.put(frontend, entry, uses);
+        self.slots.add_user(&entry);
+    }
+
+    fn remove_frontend(&mut self, frontend: Frontend, reusable_at: Monotonic) {
+        if let Some(entry) = self.frontends.remove(&frontend) {
+            self.services.remove_frontend(entry.id, frontend);
+            self.slots.remove_user(&entry, reusable_at);
         }
     }
 
-    fn forget(&mut self, id: u32) {
-        if let Some(service) = self.services.remove(&id) {
-            self.empty.remove(&id);
-            self.drain_limits.remove(&id);
-            self.service_ids.remove(&service.key);
-            self.service_pool.give_back(id);
+    pub(super) fn put_backend(&mut self, id: BackendId, record: BackendRecord, key: &PortKey) {
+        let is_moved = |old: &BackendRecord| (old.service, old.address) != (record.service, record.address);
+        if let Some(old) = self.backends.put(id, record).filter(is_moved) {
+            self.services.remove_backend(id, &old);
+        }
+        self.services.add_backend(id, &record, key);
+    }
+
+    /// The id is not in use, or no more. Its generation is remembered.
+    pub(super) fn put_free_generation(&mut self, id: BackendId, generation: u32) {
+        if let Some(record) = self.backends.release(id, generation) {
+            self.services.remove_backend(id, &record);
+            self.endpoints.forget(id, &record);
+        }
+    }
+
+    /// An entry of `endpoints4/6` that the tables held already. One that leads to no record of ours is left to the audit.
+    pub(super) fn restore_endpoint(&mut self, key: (IpAddr, u32), endpoint: abi::Endpoint) {
+        let record = self.backends.get(BackendId { family: Family::of(key.0), id: endpoint.backend });
+        if record.is_some_and(|record| (record.address.ip(), record.service) == key) {
+            self.endpoints.restore(key, endpoint);
         }
     }
 
     pub(super) fn put_source(&mut self, id: u32, network: IpNet, key: &PortKey) {
-        if self.service_mut(id, key).sources.insert(network) {
-            *self.source_counts.slot(Family::of(network.addr())) += 1;
-        }
-        self.settle(id);
-    }
-
-    fn remove_source(&mut self, id: u32, network: IpNet) {
-        if self.services.get_mut(&id).is_some_and(|service| service.sources.remove(&network)) {
-            *self.source_counts.slot(Family::of(network.addr())) -= 1;
-        }
-        self.settle(id);
+        self.services.add_source(id, key, network);
     }
 
     pub(super) fn put_vip(&mut self, address: IpAddr, vip: abi::Vip) {
-        if self.vips.insert(address, vip).is_none() {
-            *self.vip_counts.slot(Family::of(address)) += 1;
-        }
+        self.vips.put(address, vip);
     }
 
-    fn remove_vip(&mut self, address: IpAddr) {
-        if self.vips.remove(&address).is_some() {
-            *self.vip_counts.slot(Family::of(address)) -= 1;
-        }
-    }
-
-    /// Takes down what the service port says of drains.
-    pub fn put_drain_limits(&mut self, key: &PortKey, limits: OwnDrainLimits) {
-        let Some(id) = self.service_ids.get(key) else { return };
-        if limits == OwnDrainLimits::default() {
-            self.drain_limits.remove(id);
-        } else {
-            self.drain_limits.insert(*id, limits);
-        }
-    }
-
-    /// What the service port says of drains.
-    pub fn own_drain_limits(&self, id: u32) -> OwnDrainLimits {
-        self.drain_limits.get(&id).copied().unwrap_or_default()
-    }
-
-    /// The addresses by which services are reached, some more than once.
-    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.frontends.keys().map(|frontend| frontend.address).chain(self.vips.keys().copied())
-    }
-
-    /// How many service ports have a frontend.
-    pub fn served(&self) -> usize {
-        self.served
+    pub(super) fn put_config(&mut self, config: Option<abi::Config>) {
+        self.config = config;
     }
 }

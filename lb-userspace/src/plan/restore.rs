@@ -120,13 +120,14 @@ pub fn restore(capacities: Capacities, loaded: Loaded) -> ProgrammedState {
     let mut programmed = ProgrammedState::new(capacities);
     for (id, name) in loaded.names {
         // One that is there twice was not written by us twice: the second belongs to no service.
-        let key = key_of(&name).filter(|key| !programmed.service_ids.contains_key(key)).unwrap_or_else(|| nameless(id));
-        programmed.service_mut(id, &key).name = Some(Box::new(name));
+        let key =
+            key_of(&name).filter(|key| programmed.services().id_of(key).is_none()).unwrap_or_else(|| nameless(id));
+        programmed.put_name(id, &key, name);
     }
     for (range, slots) in loaded.slots {
         // One that overlaps another is no range of ours: it stays out, so that its frontend gets a new one.
         if range.count > 0 && range.count as usize == slots.len() {
-            programmed.put_range(range.base, slots);
+            programmed.restore_slots(range.base, slots);
         }
     }
     for (frontend, entry) in loaded.frontends {
@@ -143,7 +144,7 @@ pub fn restore(capacities: Capacities, loaded: Loaded) -> ProgrammedState {
         }
     }
     for (key, endpoint) in loaded.endpoints {
-        programmed.put_endpoint(key, endpoint);
+        programmed.restore_endpoint(key, endpoint);
     }
     for (id, network, _) in loaded.sources {
         programmed.put_source(id, network, &nameless(id));
@@ -151,7 +152,7 @@ pub fn restore(capacities: Capacities, loaded: Loaded) -> ProgrammedState {
     for (address, vip) in loaded.vips {
         programmed.put_vip(address, vip);
     }
-    programmed.config = loaded.config;
+    programmed.put_config(loaded.config);
     programmed
 }
 

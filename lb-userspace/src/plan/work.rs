@@ -8,7 +8,7 @@ const SLOTS_PER_ENDPOINT: u32 = 32;
 /// What it costs to bring a service port to what is wanted, about: its endpoints and source ranges, those of before, and what its slots
 /// take.
 pub fn work(key: &PortKey, desired: &Desired, programmed: &ProgrammedState) -> usize {
-    let written = programmed.service_ids.get(key).and_then(|id| programmed.services.get(id));
+    let written = programmed.services().by_key(key);
     let wanted = desired.services.get(key);
     let of_wanted = |wanted: &DesiredService| {
         wanted.endpoints.len() + wanted.sources.len() + (slots(wanted) / SLOTS_PER_ENDPOINT) as usize

@@ -18,11 +18,12 @@ use crate::{
 /// An agent that was killed during a change may have left frontends at two generations. The newest slots of each set count, and a
 /// backend that they do not lead to is to take no new flows.
 pub(super) fn written(programmed: &ProgrammedState, id: u32) -> Option<DesiredService> {
-    let service = programmed.services.get(&id)?;
+    let service = programmed.services().get(id)?;
+    let frontends = programmed.frontends();
     let entries: Vec<(Family, &abi::Service, Use)> = service
         .frontends
         .iter()
-        .filter_map(|one| Some((Family::of(one.address), programmed.frontends.get(one)?, *programmed.uses.get(one)?)))
+        .filter_map(|one| Some((Family::of(one.address), frontends.get(one)?, frontends.uses(one)?)))
         .collect();
     let (_, newest, _) = entries.iter().max_by_key(|(_, entry, _)| entry.generation)?;
     let mut sets = Sets::default();
@@ -37,14 +38,14 @@ pub(super) fn written(programmed: &ProgrammedState, id: u32) -> Option<DesiredSe
         }
     }
     let scheduler = Scheduler::from_number(newest.scheduler).unwrap_or_default();
-    let current = service.current.values().filter_map(|id| Some((*id, programmed.backends.get(id)?)));
+    let current = service.current.values().filter_map(|id| Some((*id, programmed.backends().get(*id)?)));
     Some(DesiredService {
         port_name: service.name.as_ref().map(|name| from_chars(&name.port_name)).unwrap_or_default(),
         affinity_timeout_s: newest.affinity_timeout_s,
         scheduler,
         rate_limit: RateLimit { rate: newest.rate, burst: newest.burst },
         maglev_size: sets.maglev_size.filter(|_| scheduler == Scheduler::Maglev),
-        frontends: service.frontends.iter().filter_map(|one| Some((*one, *programmed.uses.get(one)?))).collect(),
+        frontends: service.frontends.iter().filter_map(|one| Some((*one, frontends.uses(one)?))).collect(),
         endpoints: current.filter_map(|(id, record)| Some((record.address, sets.endpoint(id, record)?))).collect(),
         sources: service.sources.clone(),
         ..DesiredService::default()
@@ -62,7 +63,7 @@ struct Sets {
 
 impl Sets {
     fn add(&mut self, programmed: &ProgrammedState, family: Family, range: Range, set: Set) {
-        let Some(slots) = programmed.ranges.get(&range.base).filter(|_| range.count > 0) else { return };
+        let Some(slots) = programmed.slots().get(range.base).filter(|_| range.count > 0) else { return };
         let members: BTreeSet<BackendId> = slots.iter().map(|slot| BackendId { family, id: slot.backend }).collect();
         let count = u32::try_from(members.len()).unwrap_or(u32::MAX);
         if table_size(count, None, u32::MAX) != Some(range.count) {

@@ -113,15 +113,15 @@ impl SweepContext<'_> {
         IpAddr: From<[u8; N]>,
     {
         rules::frontend(key, flow).filter(|at| {
-            !rules::is_served(*at, |frontend| self.programmed.frontends.get(frontend).map(|found| found.flags))
+            !rules::is_served(*at, |frontend| self.programmed.frontends().get(frontend).map(|found| found.flags))
         })
     }
 
     /// Whether to cut a connection of this backend that came by a frontend that is no more. It goes on for the longest drain from the first round
     /// that met one. One of which no reply passes here (DSR) goes on for the drain period.
     fn is_due<const N: usize>(&self, frontend: Frontend, flow: &Flow<N>, family: Family, seen: &mut Seen) -> bool {
-        let record = self.programmed.backends.get(&BackendId { family, id: flow.backend });
-        let own = record.map(|record| self.programmed.own_drain_limits(record.service)).unwrap_or_default();
+        let record = self.programmed.backends().get(BackendId { family, id: flow.backend });
+        let own = record.map(|record| self.programmed.services().own_drain_limits(record.service)).unwrap_or_default();
         let DrainLimits { period, max } = own.or(self.drain_limits);
         let is_encapsulated = flow.port == 0 || flow.flags & flow_flags::ENCAPSULATED != 0;
         let limit = if is_encapsulated { period } else { period.max(max) };
@@ -214,11 +214,11 @@ impl SweepContext<'_> {
     {
         let is_over = |key: &AffinityKey<N>, affinity: &Affinity| {
             let frontends =
-                self.programmed.services.get(&key.service).into_iter().flat_map(|service| &service.frontends);
-            let entries = frontends.filter_map(|frontend| self.programmed.frontends.get(frontend));
+                self.programmed.services().get(key.service).into_iter().flat_map(|service| &service.frontends);
+            let entries = frontends.filter_map(|frontend| self.programmed.frontends().get(frontend));
             let timeout_s = entries.map(|entry| entry.affinity_timeout_s).max().unwrap_or_default();
             let id = BackendId { family, id: affinity.backend };
-            let generation = self.programmed.backends.get(&id).map(|record| record.generation);
+            let generation = self.programmed.backends().get(id).map(|record| record.generation);
             rules::is_affinity_over(key, affinity, timeout_s, generation, self.now)
         };
         pass(table, position, count, |key, affinity| {

@@ -242,8 +242,14 @@ fn leaves_nothing(steps: &[Step], run_max: usize) -> Said {
     let programmer = run.programmer();
     prop_assert_eq!(programmer.next_tick(), None);
     let programmed = programmer.programmed();
-    prop_assert!(programmed.services.is_empty() && programmed.ranges.is_empty() && programmed.unused_ranges.is_empty());
-    prop_assert!(programmed.backends.is_empty() && programmed.deadlines.is_empty() && programmed.gone.is_empty());
+    prop_assert!(
+        programmed.services().is_empty() && programmed.slots().is_empty() && programmed.slots().unused().is_empty()
+    );
+    prop_assert!(
+        programmed.backends().records().is_empty()
+            && programmed.backends().deadlines().is_empty()
+            && programmed.backends().gone().is_empty()
+    );
     prop_assert!(programmer.store().names.is_empty());
     Ok(())
 }

@@ -113,7 +113,10 @@ fn what_others_change_does_not_wait_for_the_rest_of_a_large_service() {
     assert!(programmer.store().vips.contains_key(&IpAddr::from([10, 96, 0, 2])));
     assert_eq!(programmer.store().programmed, None, "not all of it is in the tables");
     assert!(finish(&mut programmer, NOW) > 5);
-    assert_eq!((programmer.programmed().served(), programmer.programmed().backends.len()), (22, 1_006));
+    assert_eq!(
+        (programmer.programmed().services().served(), programmer.programmed().backends().records().len()),
+        (22, 1_006)
+    );
     assert_eq!(programmer.store().programmed.map(|(revision, _)| revision), Some(2));
     assert_eq!(programmer.store().vips.len(), 2);
     // It goes, and again nobody waits for it.
@@ -145,7 +148,7 @@ fn one_port_with_very_many_endpoints_is_written_in_parts_and_seen_as_a_whole() {
     let report = programmer.tick(at(NOW));
     assert_eq!((report.backends.active, report.backends.draining), (1, 999));
     finish(&mut programmer, NOW + 200);
-    assert_eq!(programmer.programmed().backends.len(), 1);
+    assert_eq!(programmer.programmed().backends().records().len(), 1);
 }
 
 /// Wherever the agent is killed, the next one ends where an agent does that was never killed.
@@ -169,11 +172,11 @@ fn a_restart_between_two_parts_goes_on() {
         sync(&mut next, &snapshot);
         finish(&mut next, NOW + 5);
         assert_eq!(
-            (next.programmed().served(), next.programmed().backends.len()),
+            (next.programmed().services().served(), next.programmed().backends().records().len()),
             (6, 600),
             "after {killed_after} parts"
         );
-        assert_eq!(next.programmed().live_ranges(0).count(), 6);
+        assert_eq!(next.programmed().slots().live(0).count(), 6);
     }
 }
 
@@ -197,7 +200,7 @@ fn a_large_service_that_takes_over_from_another_one_leaves_no_gap() {
         }
         finish(&mut programmer, NOW);
         assert_eq!(programmer.store().frontends.len(), ports);
-        assert!(programmer.programmed().served() == ports && programmer.store().vips.len() == 1);
+        assert!(programmer.programmed().services().served() == ports && programmer.store().vips.len() == 1);
     }
 }
 

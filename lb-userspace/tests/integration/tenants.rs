@@ -77,17 +77,13 @@ fn sync(programmer: &mut Programmer<MemoryStore>, snapshot: &Snapshot) -> Report
 /// Slots of each port of the services of a namespace, by name.
 fn slots_of(programmer: &Programmer<MemoryStore>, namespace: &str) -> Vec<(String, u32)> {
     let programmed = programmer.programmed();
-    let of = |id: &u32| {
-        let service = &programmed.services[id];
-        let entries = service.frontends.iter().map(|frontend| programmed.frontends[frontend].slot_count);
-        (service.key.to_string(), entries.max().unwrap_or(0))
+    let of = |key| {
+        let service = programmed.services().by_key(key).expect("written");
+        let entries = service.frontends.iter().filter_map(|frontend| programmed.frontends().get(frontend));
+        (key.to_string(), entries.map(|entry| entry.slot_count).max().unwrap_or(0))
     };
-    programmed
-        .service_ids
-        .iter()
-        .filter(|(key, _)| &*key.service.namespace == namespace)
-        .map(|(_, id)| of(id))
-        .collect()
+    let keys = programmed.services().ids().keys();
+    keys.filter(|key| &*key.service.namespace == namespace).map(of).collect()
 }
 
 fn refusals(report: &Report, name: &str) -> Vec<String> {

@@ -33,11 +33,12 @@ pub(super) enum Repair {
 /// How many entries a part should hold; of backends and slots, those with these ids or in these ranges.
 pub(super) fn size(part: Part, programmed: &ProgrammedState, read: &StdRange<u32>) -> usize {
     match part {
-        Part::Names => programmed.services.len(),
-        Part::Backends(family) => programmed.backends.range(ids(family, read)).count(),
+        Part::Names => programmed.services().len(),
+        Part::Backends(family) => programmed.backends().records().range(ids(family, read)).count(),
         Part::Endpoints(family) => endpoints::count(programmed, family),
         Part::Slots => programmed
-            .live_ranges(read.start)
+            .slots()
+            .live(read.start)
             .take_while(|(base, _)| *base < read.end)
             .map(|(_, slots)| slots.len())
             .sum(),
@@ -84,7 +85,7 @@ pub(super) fn compare(part: Part, programmed: &ProgrammedState, loaded: &Loaded,
 
 /// The name of a service port as a user knows it.
 pub(super) fn owner(programmed: &ProgrammedState, id: u32) -> Option<String> {
-    programmed.services.get(&id).map(|service| service.key.to_string())
+    programmed.services().get(id).map(|service| service.key.to_string())
 }
 
 pub(super) struct TableEntry<'a> {
@@ -109,7 +110,7 @@ fn names(programmed: &ProgrammedState, loaded: &Loaded) -> Vec<Found> {
     let entry =
         |id: u32| TableEntry { table: map_name::NAMES, name: format!("id {id}"), service: owner(programmed, id) };
     let expected =
-        programmed.services.iter().filter_map(|(id, service)| Some((*id, service.name.as_deref().copied()?)));
+        programmed.services().iter().filter_map(|(id, service)| Some((id, service.name.as_deref().copied()?)));
     let mut found: Vec<Found> = expected
         .filter_map(|(id, name)| {
             let write = Op::WriteName { id, name };
@@ -124,7 +125,8 @@ fn names(programmed: &ProgrammedState, loaded: &Loaded) -> Vec<Found> {
             }
         })
         .collect();
-    let foreign = there.keys().filter(|id| programmed.services.get(id).is_none_or(|service| service.name.is_none()));
+    let foreign =
+        there.keys().filter(|id| programmed.services().get(**id).is_none_or(|service| service.name.is_none()));
     found
         .extend(foreign.map(|id| entry(*id).found(FindingKind::Foreign, String::new(), Op::ForgetService { id: *id })));
     found
@@ -143,21 +145,23 @@ fn backends(programmed: &ProgrammedState, loaded: &Loaded, family: Family, ids: 
         other.map_or_else(String::new, |other| difference(&backend_fields(wanted), &backend_fields(other)))
     };
     let mut found = Vec::new();
-    for (id, record) in programmed.backends.range(ids.clone()) {
+    for (id, record) in programmed.backends().records().range(ids.clone()) {
         let other = there.get(id);
         if other != Some(record) {
             let write = Op::WriteBackend { id: *id, record: *record };
             found.push(entry(*id, Some(record)).found(kind(other), differs(record, other), write));
         }
     }
-    for (id, generation) in programmed.generations.range(ids.clone()) {
+    for (id, generation) in programmed.backends().generations().range(ids.clone()) {
         let (free, other) = (records::free(family, *generation), there.get(id));
         if other != Some(&free) {
             let write = Op::FreeBackend { id: *id, generation: *generation };
             found.push(entry(*id, None).found(kind(other), differs(&free, other), write));
         }
     }
-    let expected = |id: &BackendId| programmed.backends.contains_key(id) || programmed.generations.contains_key(id);
+    let expected = |id: &BackendId| {
+        programmed.backends().records().contains_key(id) || programmed.backends().generations().contains_key(id)
+    };
     for (id, record) in there.iter().filter(|(id, _)| !expected(id)) {
         let free = Op::FreeBackend { id: *id, generation: record.generation };
         let Found { finding, .. } = entry(*id, Some(record)).found(FindingKind::Foreign, String::new(), free.clone());
@@ -169,7 +173,7 @@ fn backends(programmed: &ProgrammedState, loaded: &Loaded, family: Family, ids: 
 fn slots(programmed: &ProgrammedState, loaded: &Loaded) -> Vec<Found> {
     let mut found = Vec::new();
     for (range, there) in &loaded.slots {
-        let Some(wanted) = programmed.ranges.get(&range.base) else { continue };
+        let Some(wanted) = programmed.slots().get(range.base) else { continue };
         for ((index, wanted), other) in
             (range.base..).zip(wanted).zip(there).filter(|((_, wanted), other)| wanted != other)
         {
@@ -195,8 +199,10 @@ fn sources(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec
     let there: BTreeMap<_, _> = loaded.sources.iter().map(|(id, network, source)| ((*id, *network), *source)).collect();
     let table = by_family(family, map_name::SOURCES4, map_name::SOURCES6);
     let entry = |id: u32, network| TableEntry { table, name: format!("{network}"), service: owner(programmed, id) };
-    let expected =
-        programmed.services.iter().flat_map(|(id, service)| service.sources.iter().map(|network| (*id, *network)));
+    let expected = programmed
+        .services()
+        .iter()
+        .flat_map(|(id, service)| service.sources.iter().map(move |network| (id, *network)));
     let mut found = Vec::new();
     for (id, network) in expected.filter(|(_, network)| Family::of(network.addr()) == family) {
         let write = Op::WriteSource { id, network };
@@ -210,7 +216,7 @@ fn sources(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec
         }
     }
     for (id, network) in there.keys() {
-        if !programmed.services.get(id).is_some_and(|service| service.sources.contains(network)) {
+        if !programmed.services().get(*id).is_some_and(|service| service.sources.contains(network)) {
             let remove = Op::RemoveSource { id: *id, network: *network };
             found.push(entry(*id, *network).found(FindingKind::Foreign, String::new(), remove));
         }
@@ -222,12 +228,11 @@ fn services(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Ve
     let there: BTreeMap<_, _> = loaded.frontends.iter().copied().collect();
     let table = by_family(family, map_name::SERVICES4, map_name::SERVICES6);
     let mut found = Vec::new();
-    for (frontend, wanted) in programmed.frontends.iter().filter(|(frontend, _)| Family::of(frontend.address) == family)
-    {
-        let Some(uses) = programmed.uses.get(frontend).copied() else { continue };
+    let all = programmed.frontends().iter();
+    for (frontend, wanted, uses) in all.filter(|(frontend, ..)| Family::of(frontend.address) == family) {
         let entry = TableEntry { table, name: frontend.to_string(), service: owner(programmed, wanted.id) };
-        let write = Op::WriteFrontend { frontend: *frontend, entry: *wanted, uses };
-        match there.get(frontend) {
+        let write = Op::WriteFrontend { frontend, entry: *wanted, uses };
+        match there.get(&frontend) {
             None => found.push(entry.found(FindingKind::Missing, String::new(), write)),
             Some(other) if other != wanted => {
                 let sealed = frontend.seal(other) == other.seal;
@@ -237,7 +242,7 @@ fn services(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Ve
             Some(_) => {}
         }
     }
-    for (frontend, other) in there.iter().filter(|(frontend, _)| !programmed.frontends.contains_key(frontend)) {
+    for (frontend, other) in there.iter().filter(|(frontend, _)| !programmed.frontends().contains(frontend)) {
         let entry = TableEntry { table, name: frontend.to_string(), service: owner(programmed, other.id) };
         found.push(entry.found(FindingKind::Foreign, String::new(), Op::RemoveFrontend { frontend: *frontend }));
     }
@@ -249,18 +254,18 @@ fn vips(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec<Fo
     let table = by_family(family, map_name::VIPS4, map_name::VIPS6);
     let entry = |address| TableEntry { table, name: format!("{address}"), service: None };
     let mut found = Vec::new();
-    for (address, vip) in programmed.vips.iter().filter(|(address, _)| Family::of(**address) == family) {
-        let write = Op::WriteVip { address: *address, vip: *vip };
-        match there.get(address) {
-            None => found.push(entry(*address).found(FindingKind::Missing, String::new(), write)),
+    for (address, vip) in programmed.vips().iter().filter(|(address, _)| Family::of(*address) == family) {
+        let write = Op::WriteVip { address, vip: *vip };
+        match there.get(&address) {
+            None => found.push(entry(address).found(FindingKind::Missing, String::new(), write)),
             Some(other) if other != vip => {
                 let differs = format!("flags {}, expected {}", other.flags, vip.flags);
-                found.push(entry(*address).found(FindingKind::Edited, differs, write));
+                found.push(entry(address).found(FindingKind::Edited, differs, write));
             }
             Some(_) => {}
         }
     }
-    for address in there.keys().filter(|address| !programmed.vips.contains_key(address)) {
+    for address in there.keys().filter(|address| programmed.vips().get(**address).is_none()) {
         found.push(entry(*address).found(FindingKind::Foreign, String::new(), Op::RemoveVip { address: *address }));
     }
     found
@@ -273,22 +278,22 @@ fn vip_filter(programmed: &ProgrammedState, loaded: &Loaded) -> Vec<Found> {
     let found = |entry: TableEntry<'_>, write| {
         entry.found(FindingKind::Edited, "ruled out by the VIP filter".to_owned(), write)
     };
-    let frontends = programmed.frontends.iter().filter(|(frontend, _)| is_lost(frontend.address));
-    let frontends = frontends.filter_map(|(frontend, wanted)| {
-        let (frontend, entry_there, uses) = (*frontend, *wanted, *programmed.uses.get(frontend)?);
+    let frontends = programmed.frontends().iter().filter(|(frontend, ..)| is_lost(frontend.address));
+    let frontends = frontends.map(|(frontend, wanted, uses)| {
         // Written again, it is made known first.
-        let write = Op::WriteFrontend { frontend, entry: entry_there, uses };
-        Some(found(entry(frontend.to_string(), owner(programmed, wanted.id)), write))
+        let write = Op::WriteFrontend { frontend, entry: *wanted, uses };
+        found(entry(frontend.to_string(), owner(programmed, wanted.id)), write)
     });
-    let vips =
-        programmed.vips.iter().filter(|(address, _)| is_lost(**address)).map(|(address, vip)| {
-            found(entry(address.to_string(), None), Op::WriteVip { address: *address, vip: *vip })
-        });
+    let vips = programmed
+        .vips()
+        .iter()
+        .filter(|(address, _)| is_lost(*address))
+        .map(|(address, vip)| found(entry(address.to_string(), None), Op::WriteVip { address, vip: *vip }));
     frontends.chain(vips).collect()
 }
 
 fn config(programmed: &ProgrammedState, loaded: &Loaded) -> Vec<Found> {
-    let (Some(wanted), Some(other)) = (programmed.config, loaded.config) else { return Vec::new() };
+    let (Some(wanted), Some(other)) = (programmed.config(), loaded.config) else { return Vec::new() };
     if wanted == other {
         return Vec::new();
     }

@@ -39,8 +39,8 @@ impl Damage {
     /// The table and the kind that it must be found as; `None`: nothing was done.
     pub fn carry_out(&self, programmer: &mut Programmer<MemoryStore>) -> Option<(Target, FindingKind)> {
         let live: Vec<u32> =
-            programmer.programmed().live_ranges(0).flat_map(|(base, slots)| (base..).take(slots.len())).collect();
-        let free: Vec<BackendId> = programmer.programmed().generations.keys().copied().collect();
+            programmer.programmed().slots().live(0).flat_map(|(base, slots)| (base..).take(slots.len())).collect();
+        let free: Vec<BackendId> = programmer.programmed().backends().generations().keys().copied().collect();
         let store = programmer.store_mut();
         Some(match self {
             Self::Delete(target, n) => {

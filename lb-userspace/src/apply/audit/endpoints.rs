@@ -22,7 +22,7 @@ pub(super) fn count(programmed: &ProgrammedState, family: Family) -> usize {
 /// name: either of them will do, but one that drains only where nobody follows.
 fn wanted(programmed: &ProgrammedState, family: Family) -> BTreeMap<(IpAddr, u32), Vec<(BackendId, abi::Endpoint)>> {
     let mut named: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for (id, record) in programmed.backends.iter().filter(|(id, _)| id.family == family) {
+    for (id, record) in programmed.backends().records().iter().filter(|(id, _)| id.family == family) {
         if let Some(of) = plan::named(*id, record) {
             named.entry(of.key).or_default().push((*id, of));
         }
@@ -45,7 +45,7 @@ pub(super) fn compare(programmed: &ProgrammedState, loaded: &Loaded, family: Fam
     let mut found = Vec::new();
     for (key, either) in &wanted {
         let Some((id, endpoint)) = either.first() else { continue };
-        let Some(record) = programmed.backends.get(id).copied() else { continue };
+        let Some(record) = programmed.backends().get(*id).copied() else { continue };
         let write = Op::WriteBackend { id: *id, record };
         match there.get(key) {
             None => found.push(entry(*key).found(FindingKind::Missing, String::new(), write)),
@@ -58,7 +58,7 @@ pub(super) fn compare(programmed: &ProgrammedState, loaded: &Loaded, family: Fam
     }
     // What leads to a backend that is gone stays until its id is given up.
     let is_left = |(address, service): &(IpAddr, u32), endpoint: &abi::Endpoint| {
-        let record = programmed.backends.get(&BackendId { family, id: endpoint.backend });
+        let record = programmed.backends().get(BackendId { family, id: endpoint.backend });
         record.is_some_and(|record| (record.address.ip(), record.service) == (*address, *service))
     };
     for (key, endpoint) in there.iter().filter(|(key, value)| !wanted.contains_key(key) && !is_left(key, value)) {

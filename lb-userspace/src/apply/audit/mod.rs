@@ -157,7 +157,7 @@ impl<S: Store> Programmer<S> {
             }
             Part::Slots => {
                 let (mut ranges, mut taken): (Vec<Range>, usize) = (Vec::new(), 0);
-                for (base, slots) in programmed.live_ranges(from) {
+                for (base, slots) in programmed.slots().live(from) {
                     if taken >= SLOTS {
                         read.end = base;
                         break;
@@ -215,11 +215,11 @@ impl<S: Store> Programmer<S> {
         report.checked += part.iter().filter(|key| desired.services.contains_key(key)).count();
         let last = part.last().cloned();
         if last.is_none() {
-            let removed = programmed.vips.keys().filter(|address| !desired.vips.contains_key(address));
-            for address in desired.vips.keys().chain(removed) {
-                let waits = self.pending.has_vip(*address) || self.backlog.has_vip(*address);
-                if !waits && !matches!(diff_vip(*address, desired, programmed), Ok(None)) {
-                    behind.vips.insert(*address);
+            let removed = programmed.vips().addresses().filter(|address| !desired.vips.contains_key(address));
+            for address in desired.vips.keys().copied().chain(removed) {
+                let waits = self.pending.has_vip(address) || self.backlog.has_vip(address);
+                if !waits && !matches!(diff_vip(address, desired, programmed), Ok(None)) {
+                    behind.vips.insert(address);
                 }
             }
         }
@@ -230,9 +230,9 @@ impl<S: Store> Programmer<S> {
     /// Whether the deadline of one of its backends has passed.
     fn is_due(&self, key: &PortKey, now: Monotonic) -> bool {
         let programmed = &self.writer.programmed;
-        let service = programmed.service_ids.get(key).and_then(|id| programmed.services.get(id));
+        let service = programmed.services().by_key(key);
         let records =
-            service.into_iter().flat_map(|service| &service.backends).filter_map(|id| programmed.backends.get(id));
+            service.into_iter().flat_map(|service| &service.backends).filter_map(|id| programmed.backends().get(*id));
         records.into_iter().any(|record| record.state != backend_state::GONE && record.is_evictable(now))
     }
 
@@ -242,7 +242,7 @@ impl<S: Store> Programmer<S> {
         let max = self.settings.run_max.saturating_mul(LOOKS_PER_WRITE);
         let range = (from.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
         let wanted = desired.services.range(range).map(|(key, _)| key).take(max);
-        let written = programmed.service_ids.range(range).map(|(key, _)| key).take(max);
+        let written = programmed.services().ids().range(range).map(|(key, _)| key).take(max);
         let keys: BTreeSet<&PortKey> = wanted.chain(written).collect();
         let mut done = 0;
         let part = keys.into_iter().take_while(|key| {

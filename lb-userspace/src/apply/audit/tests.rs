@@ -75,10 +75,12 @@ fn programmed() -> Programmer<MemoryStore> {
     assert_eq!((report.failures.len(), report.refusals.len(), report.backends.draining), (0, 0, 1), "{report:?}");
     let programmed = programmer.programmed();
     assert!(
-        !programmed.generations.is_empty() && programmed.frontends.len() >= 5 && !programmed.vips.is_empty(),
+        !programmed.backends().generations().is_empty()
+            && programmed.frontends().iter().count() >= 5
+            && programmed.vips().iter().count() > 0,
         "{programmed:?}"
     );
-    assert_eq!(programmed.services.values().map(|service| service.sources.len()).sum::<usize>(), 2);
+    assert_eq!(programmed.services().iter().map(|(_, service)| service.sources.len()).sum::<usize>(), 2);
     programmer
 }
 
@@ -87,7 +89,7 @@ fn content(programmer: &Programmer<MemoryStore>) -> impl PartialEq + std::fmt::D
     let store = programmer.store();
     let used = store.backends.iter().filter(|(_, record)| record.state != backend_state::FREE);
     let used: BTreeMap<_, _> = used.map(|(id, record)| (*id, *record)).collect();
-    let live = programmer.programmed().live_ranges(0);
+    let live = programmer.programmed().slots().live(0);
     let slots: Vec<_> =
         live.flat_map(|(base, slots)| (base..).zip(slots).map(|(i, _)| store.slots.get(&i).copied())).collect();
     let MemoryStore { names, frontends, sources, vips, programmed, .. } = store.clone();
@@ -138,7 +140,7 @@ fn what_is_right_is_left_alone_also_while_it_drains_and_after_a_restart() {
         let report = programmer.audit(false, at(seconds));
         assert_eq!(report.findings, [], "at {seconds} s");
     }
-    assert_eq!(programmer.programmed().count_in(backend_state::DRAINING), 0);
+    assert_eq!(programmer.programmed().backends().count_in(backend_state::DRAINING), 0);
     let settings = PlanSettings { node_name: Some("n1".into()), ..PlanSettings::without_drain_max() };
     let mut restarted = Programmer::restore(programmer.into_store(), settings, at(300)).unwrap();
     assert_eq!(restarted.audit(false, at(300)), AuditReport::default(), "without a snapshot nothing is judged");
@@ -205,11 +207,11 @@ fn a_repair_that_fails_is_told_and_comes_with_the_next_audit() {
 #[test]
 fn a_foreign_backend_s_generation_is_not_used_again() {
     let mut programmer = programmed();
-    let id = programmer.programmed().free_backends(Family::V4).find(|(_, generation)| *generation == 1).unwrap().0;
+    let id = programmer.programmed().backends().free(Family::V4).find(|(_, generation)| *generation == 1).unwrap().0;
     let record = *programmer.store().backends.values().next().unwrap();
     programmer.store_mut().backends.insert(id, crate::plan::BackendRecord { generation: 1, ..record });
     programmer.audit(false, at(201));
-    assert_eq!(programmer.programmed().free_backends(Family::V4).find(|(free, _)| *free == id), Some((id, 2)));
+    assert_eq!(programmer.programmed().backends().free(Family::V4).find(|(free, _)| *free == id), Some((id, 2)));
 }
 
 #[test]
@@ -290,7 +292,7 @@ fn many() -> Programmer<MemoryStore> {
     while programmer.next_tick().is_some_and(|due| due <= at(20)) {
         programmer.tick(at(20));
     }
-    assert_eq!(programmer.programmed().count_in(backend_state::ACTIVE), MANY as usize + 3);
+    assert_eq!(programmer.programmed().backends().count_in(backend_state::ACTIVE), MANY as usize + 3);
     programmer
 }
 
@@ -298,9 +300,9 @@ fn many() -> Programmer<MemoryStore> {
 fn a_step_looks_at_a_bounded_number_of_entries_and_all_steps_at_all() {
     let mut programmer = many();
     let programmed = programmer.programmed();
-    let longest = programmed.live_ranges(0).map(|(_, slots)| slots.len()).max().unwrap();
+    let longest = programmed.slots().live(0).map(|(_, slots)| slots.len()).max().unwrap();
     // One in each step that compares backends.
-    let ids: Vec<BackendId> = programmed.backends.keys().copied().step_by(BACKENDS).collect();
+    let ids: Vec<BackendId> = programmed.backends().records().keys().copied().step_by(BACKENDS).collect();
     assert!(ids.len() > 2);
     programmer.store_mut().backends.retain(|id, _| !ids.contains(id));
     let foreign = BackendId { family: Family::V4, id: MANY + 20_000 };

@@ -97,7 +97,7 @@ impl Datapath {
         let now = Instant::now();
         match &switching.stage {
             Stage::Gating { folder, since } => {
-                let is_loading = self.later.is_some() || self.attacher.wants_programs();
+                let is_loading = !self.loads.is_idle() || self.attacher.wants_programs();
                 let others = self.others(true)?;
                 if is_loading || (!others.is_empty() && now < *since + PATIENCE) {
                     return Ok(Some(now + AGAIN));
@@ -111,7 +111,7 @@ impl Datapath {
             }
             Stage::Moving { .. } => Ok(None),
             Stage::Replacing => {
-                if self.later.is_some() || !self.others(false)?.is_empty() {
+                if !self.loads.is_idle() || !self.others(false)?.is_empty() {
                     return Ok(Some(now + AGAIN));
                 }
                 self.set_stage(Stage::Replaced(now));

@@ -112,7 +112,7 @@ pub fn contents() -> Contents {
 fn json_of_services_is_the_documented_one() {
     let mut contents = contents();
     let key = ConnectKey { id: 2, kind: stat_kind::SERVICE.into() };
-    contents.connect_times = vec![(key, crate::observe::connect_time::tests::times(&[(4, 100)]))];
+    contents.connect_times = vec![(key, crate::observe::connect_time::times(&[(4, 100)]))];
     let json = serde_json::to_value(Items { items: Inventory::new(&contents, NOW).services() }).expect("plain data");
     assert_eq!(
         json,

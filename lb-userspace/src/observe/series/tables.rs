@@ -119,7 +119,7 @@ mod tests {
     use lb_common::abi::{ConnectKey, Health, StatKey, stat_kind};
 
     use super::*;
-    use crate::observe::connect_time::tests::times;
+    use crate::observe::connect_time::times;
     use crate::observe::inventory::tests::{NOW, contents};
     use crate::observe::series::value;
 

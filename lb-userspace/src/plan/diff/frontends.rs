@@ -32,7 +32,7 @@ impl Draft<'_> {
         selected: &[Selected],
         tables: &mut Tables,
     ) -> Result<(), Obstacle> {
-        let mut generation = self.programmed.generation;
+        let mut generation = self.programmed.slots().generation();
         let (mut promised, mut computed) = (Vec::new(), BTreeSet::new());
         for family in Family::BOTH {
             let frontends = self.of_family(family, wanted, desired);
@@ -62,7 +62,7 @@ impl Draft<'_> {
             };
             for (frontend, uses) in frontends {
                 let entry = frontend.entry(self.id, generation, uses, ranges, wanted);
-                if self.programmed.frontends.get(&frontend) != Some(&entry) {
+                if self.programmed.frontends().get(&frontend) != Some(&entry) {
                     self.ops.push(Op::WriteFrontend { frontend, entry, uses });
                 }
             }
@@ -87,8 +87,9 @@ impl Draft<'_> {
     /// The frontends that are wanted, and those that are ours until another service takes them over: these must not lead to what
     /// we retire, and stay what they are.
     fn of_family(&self, family: Family, wanted: &DesiredService, desired: &Desired) -> BTreeMap<Frontend, Use> {
-        let kept =
-            self.kept(wanted, desired).filter_map(|frontend| Some((frontend, *self.programmed.uses.get(&frontend)?)));
+        let kept = self
+            .kept(wanted, desired)
+            .filter_map(|frontend| Some((frontend, self.programmed.frontends().uses(&frontend)?)));
         let wanted = wanted.frontends.iter().map(|(frontend, uses)| (*frontend, *uses));
         wanted.chain(kept).filter(|(frontend, _)| Family::of(frontend.address) == family).collect()
     }
@@ -100,8 +101,8 @@ impl Draft<'_> {
     }
 
     fn check_room<'f>(&self, family: Family, frontends: impl Iterator<Item = &'f Frontend>) -> Result<(), Refusal> {
-        let new = frontends.filter(|frontend| !self.programmed.frontends.contains_key(frontend)).count();
-        let capacity = self.programmed.capacities.frontends(family);
+        let new = frontends.filter(|frontend| !self.programmed.frontends().contains(frontend)).count();
+        let capacity = self.programmed.capacities().frontends(family);
         if new > 0 && self.programmed.frontend_count(family) as usize + new > capacity as usize {
             let map = if family == Family::V4 { "services4" } else { "services6" };
             return Err(full_for(self.key, map, capacity));
@@ -113,7 +114,7 @@ impl Draft<'_> {
     fn room(&self, family: Family) -> Room {
         let ours = self.service.into_iter().flat_map(|service| &service.frontends);
         let of_family = ours.filter(|frontend| Family::of(frontend.address) == family);
-        let entries = of_family.filter_map(|frontend| self.programmed.frontends.get(frontend));
+        let entries = of_family.filter_map(|frontend| self.programmed.frontends().get(frontend));
         let ranges: BTreeSet<Range> = entries.flat_map(ranges_of).collect();
         Room { held: ranges.iter().map(|range| range.count).sum() }
     }
@@ -122,8 +123,8 @@ impl Draft<'_> {
     fn find(&self, count: u32, promised: &[Range], room: &mut Room) -> Result<Range, Refusal> {
         let is_kept = count <= room.held;
         room.held = room.held.saturating_sub(count);
-        let found = self.programmed.find_slots(count, promised, is_kept);
-        found.ok_or_else(|| full_for(self.key, "slots", self.programmed.capacities.slots))
+        let found = self.programmed.slots().find_free(count, promised, is_kept);
+        found.ok_or_else(|| full_for(self.key, "slots", self.programmed.capacities().slots))
     }
 
     /// A table that finds no room is not computed: neither now, nor with each retry.
@@ -139,7 +140,7 @@ impl Draft<'_> {
             return Ok(());
         };
         let ours = self.service.into_iter().flat_map(|service| &service.frontends);
-        let mut ranges = ours.filter_map(|frontend| self.programmed.frontends.get(frontend)).flat_map(ranges_of);
+        let mut ranges = ours.filter_map(|frontend| self.programmed.frontends().get(frontend)).flat_map(ranges_of);
         if ranges.any(|range| range.count == count) {
             return Ok(());
         }
@@ -150,7 +151,8 @@ impl Draft<'_> {
     fn written(&self, frontends: &BTreeMap<Frontend, Use>, sets: &BTreeMap<Set, Targets>) -> Option<(Ranges, u32)> {
         let service = self.service?;
         let ours = frontends.keys().filter(|frontend| service.frontends.contains(frontend));
-        let entries: Vec<&abi::Service> = ours.filter_map(|frontend| self.programmed.frontends.get(frontend)).collect();
+        let entries: Vec<&abi::Service> =
+            ours.filter_map(|frontend| self.programmed.frontends().get(frontend)).collect();
         let generations: BTreeSet<u32> = entries.iter().map(|entry| entry.generation).collect();
         generations.into_iter().find_map(|generation| {
             let of_generation = entries.iter().filter(|entry| entry.generation == generation);
@@ -159,7 +161,7 @@ impl Draft<'_> {
             for (set, targets) in sets.iter().filter(|(_, targets)| !targets.is_empty()) {
                 let slots = self.slots(targets, generation);
                 let holds = |range: &&Range| {
-                    range.count as usize == slots.len() && self.programmed.ranges.get(&range.base) == Some(&slots)
+                    range.count as usize == slots.len() && self.programmed.slots().get(range.base) == Some(&slots)
                 };
                 let range = *known.iter().find(holds)?;
                 put(&mut ranges, *set, range);
@@ -221,7 +223,7 @@ impl Draft<'_> {
         let networks = wanted.map_or(&none, |wanted| &wanted.sources);
         for family in Family::BOTH {
             let new = networks.difference(written).filter(|network| Family::of(network.addr()) == family).count();
-            let capacity = self.programmed.capacities.sources(family);
+            let capacity = self.programmed.capacities().sources(family);
             if new > 0 && self.programmed.source_count(family) as usize + new > capacity as usize {
                 let map = if family == Family::V4 { "sources4" } else { "sources6" };
                 return Err(full_for(self.key, map, capacity));
@@ -230,10 +232,8 @@ impl Draft<'_> {
         let id = self.id;
         self.ops.extend(networks.difference(written).map(|network| Op::WriteSource { id, network: *network }));
         let asks = |frontend: Frontend| {
-            self.programmed
-                .frontends
-                .get(&frontend)
-                .is_some_and(|entry| entry.flags & service_flags::SOURCE_RANGES != 0)
+            let entry = self.programmed.frontends().get(&frontend);
+            entry.is_some_and(|entry| entry.flags & service_flags::SOURCE_RANGES != 0)
         };
         if !wanted.is_some_and(|wanted| self.kept(wanted, desired).any(asks)) {
             self.ops.extend(written.difference(networks).map(|network| Op::RemoveSource { id, network: *network }));

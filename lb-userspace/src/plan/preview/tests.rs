@@ -69,20 +69,24 @@ impl Node {
         let mut said = BTreeSet::new();
         for (effect, backend) in effects.iter().flat_map(|effect| effect.backends.iter().map(move |one| (effect, one)))
         {
-            let service = &programmed.services[&programmed.service_ids[&effect.key]];
+            let service = programmed.services().by_key(&effect.key).expect("written");
             let id = *service.current.get(&backend.address).expect("a record");
-            let record = programmed.backends[&id];
+            let record = programmed.backends().records()[&id];
             let expected = backend.after.map_or(backend_state::GONE, |after| after.state);
             assert_eq!(record.state, expected, "{} {}", effect.key, backend.address);
             assert_eq!(backend.record.is_some_and(|(known, _)| known != id), backend.change == Change::Replace);
             said.insert(id);
             said.extend(backend.record.map(|(known, _)| known));
         }
-        for (id, record) in &before.backends {
-            assert!(said.contains(id) || programmed.backends[id] == *record, "nothing was said of {}", record.address);
+        for (id, record) in before.backends().records() {
+            assert!(
+                said.contains(id) || programmed.backends().records()[id] == *record,
+                "nothing was said of {}",
+                record.address
+            );
         }
         for effect in effects.iter().flat_map(|effect| &effect.frontends) {
-            let is_there = programmed.frontends.contains_key(&effect.frontend);
+            let is_there = programmed.frontends().contains(&effect.frontend);
             assert_eq!(is_there, effect.change != Change::End, "{}", effect.frontend);
         }
         effects

@@ -7,7 +7,6 @@ use std::{
 
 use lb_common::abi::backend_state;
 
-use super::ProgrammedState;
 use crate::{
     model::Monotonic,
     plan::{BackendId, BackendRecord},
@@ -34,7 +33,7 @@ pub struct Drains {
     since: BTreeMap<BackendId, Monotonic>,
     /// Those that were checked and had no flow left.
     idle: BTreeSet<BackendId>,
-    pub ends: DrainEnds,
+    ends: DrainEnds,
 }
 
 impl Drains {
@@ -57,6 +56,44 @@ impl Drains {
         self.idle.iter()
     }
 
+    /// How those before ended.
+    pub fn ends(&self) -> DrainEnds {
+        self.ends
+    }
+
+    /// Takes down what becomes of a drain by the write of `new` over `old`.
+    pub(super) fn note(&mut self, id: BackendId, old: Option<&BackendRecord>, new: &BackendRecord, now: Monotonic) {
+        let drains = new.state == backend_state::DRAINING;
+        let drained = self.since.contains_key(&id);
+        if drains && !drained {
+            self.begin(id, now);
+        } else if drained && !drains {
+            let (is_drained, is_evicted) =
+                (old.is_some_and(|old| old.is_drained(now)), old.is_some_and(|old| old.is_evictable(now)));
+            let ends = &mut self.ends;
+            *match new.state {
+                backend_state::GONE if is_drained && self.idle.contains(&id) => &mut ends.empty,
+                backend_state::GONE if is_evicted => &mut ends.deadline,
+                backend_state::GONE => &mut ends.replaced,
+                _ => &mut ends.returned,
+            } += 1;
+            self.end(id);
+        }
+    }
+
+    /// Drains that went on before this agent: each is taken to have begun its period before the end of that, as the tables do not
+    /// say. One that is cut short by an earlier deadline is younger than that.
+    pub(super) fn guess(&mut self, records: &BTreeMap<BackendId, BackendRecord>, period: Duration) {
+        for (id, record) in records.iter().filter(|(_, record)| record.state == backend_state::DRAINING) {
+            self.begin(*id, Monotonic::from_tenths(record.drain_ds).before(period));
+        }
+    }
+
+    /// Takes down which of the backends that drain have no flow left.
+    pub(super) fn note_idle(&mut self, idle: &BTreeSet<BackendId>) {
+        self.idle = idle.iter().filter(|id| self.since.contains_key(id)).copied().collect();
+    }
+
     fn begin(&mut self, id: BackendId, since: Monotonic) {
         self.since.insert(id, since);
         self.by_age.insert((since, id));
@@ -67,48 +104,5 @@ impl Drains {
         if let Some(since) = self.since.remove(&id) {
             self.by_age.remove(&(since, id));
         }
-    }
-}
-
-impl ProgrammedState {
-    /// Takes down what becomes of a drain by the write of `new` over what is there.
-    pub(super) fn note_drain(&mut self, id: BackendId, new: &BackendRecord, now: Monotonic) {
-        let drains = new.state == backend_state::DRAINING;
-        let drained = self.drains.since.contains_key(&id);
-        if drains && !drained {
-            self.drains.begin(id, now);
-        } else if drained && !drains {
-            let old = self.backends.get(&id);
-            let (is_drained, is_evicted) =
-                (old.is_some_and(|old| old.is_drained(now)), old.is_some_and(|old| old.is_evictable(now)));
-            let idle = self.drains.idle.contains(&id);
-            let ends = &mut self.drains.ends;
-            *match new.state {
-                backend_state::GONE if is_drained && idle => &mut ends.empty,
-                backend_state::GONE if is_evicted => &mut ends.deadline,
-                backend_state::GONE => &mut ends.replaced,
-                _ => &mut ends.returned,
-            } += 1;
-            self.drains.end(id);
-        }
-    }
-
-    /// Drains that went on before this agent: each is taken to have begun its period before the end of that, as the tables do not
-    /// say. One that is cut short by an earlier deadline is younger than that.
-    pub fn guess_drains(&mut self, period: Duration) {
-        let drain = |(id, record): (&BackendId, &BackendRecord)| {
-            let began = Monotonic::from_tenths(record.drain_ds).before(period);
-            (record.state == backend_state::DRAINING).then_some((*id, began))
-        };
-        let found: Vec<_> = self.backends.iter().filter_map(drain).collect();
-        for (id, began) in found {
-            self.drains.begin(id, began);
-        }
-    }
-
-    /// Takes down which of the backends that drain have no flow left.
-    pub fn note_idle(&mut self, idle: &BTreeSet<BackendId>) {
-        let drains = &mut self.drains;
-        drains.idle = idle.iter().filter(|id| drains.since.contains_key(id)).copied().collect();
     }
 }

@@ -5,10 +5,10 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 
-use super::{PerFamily, ProgrammedState};
+use super::{ProgrammedState, capacities::Counted};
 use crate::{
     model::Family,
-    plan::{BackendId, Frontend, Op, Range, named},
+    plan::{BackendId, Frontend, Op, named},
 };
 
 /// Planned, and not written yet.
@@ -18,126 +18,122 @@ pub(super) struct Reserved {
     backends: BTreeSet<BackendId>,
     /// First slots of ranges.
     ranges: BTreeSet<u32>,
-    frontends: BTreeSet<Frontend>,
-    pub(super) endpoints: BTreeSet<(IpAddr, u32)>,
-    sources: BTreeSet<(u32, IpNet)>,
-    vips: BTreeSet<IpAddr>,
-    frontend_counts: PerFamily,
-    endpoint_counts: PerFamily,
-    source_counts: PerFamily,
-    vip_counts: PerFamily,
+    frontends: Counted<Frontend>,
+    /// Keys of `endpoints4/6`.
+    endpoints: Counted<(IpAddr, u32)>,
+    sources: Counted<(u32, IpNet)>,
+    vips: Counted<IpAddr>,
+}
+
+impl Reserved {
+    fn add(&mut self, op: &Op) {
+        match op {
+            Op::WriteName { id, .. } => drop(self.services.insert(*id)),
+            Op::WriteBackend { id, .. } => drop(self.backends.insert(*id)),
+            Op::WriteSlots { base, .. } => drop(self.ranges.insert(*base)),
+            Op::WriteFrontend { frontend, .. } => self.frontends.insert(*frontend, Family::of(frontend.address)),
+            Op::WriteSource { id, network } => self.sources.insert((*id, *network), Family::of(network.addr())),
+            Op::WriteVip { address, .. } => self.vips.insert(*address, Family::of(*address)),
+            _ => {}
+        }
+    }
+
+    fn add_endpoint(&mut self, key: (IpAddr, u32)) {
+        self.endpoints.insert(key, Family::of(key.0));
+    }
+
+    /// The operation's needs are no longer merely set aside. True if they were.
+    pub(super) fn remove(&mut self, op: &Op) -> bool {
+        if let Some(key) = named::key_of(op) {
+            self.endpoints.remove(&key, Family::of(key.0));
+        }
+        match op {
+            Op::WriteName { id, .. } => self.services.remove(id),
+            Op::WriteBackend { id, .. } => self.backends.remove(id),
+            Op::WriteSlots { base, .. } => self.ranges.remove(base),
+            Op::WriteFrontend { frontend, .. } => self.frontends.remove(frontend, Family::of(frontend.address)),
+            Op::WriteSource { id, network } => self.sources.remove(&(*id, *network), Family::of(network.addr())),
+            Op::WriteVip { address, .. } => self.vips.remove(address, Family::of(*address)),
+            _ => false,
+        }
+    }
 }
 
 impl ProgrammedState {
     /// Sets aside what these operations need. Each of them is then either recorded, or given up.
     pub fn reserve(&mut self, ops: &[Op]) {
-        let reserved = &mut self.reserved;
         for op in ops {
-            if let Some(key) = named::key_of(op).filter(|key| !self.endpoints.contains_key(key))
-                && reserved.endpoints.insert(key)
-            {
-                *reserved.endpoint_counts.slot(Family::of(key.0)) += 1;
+            if let Some(key) = named::key_of(op).filter(|key| !self.endpoints.contains(key)) {
+                self.reserved.add_endpoint(key);
             }
-            match op {
-                Op::WriteName { id, .. } if !self.services.contains_key(id) => {
-                    self.service_pool.take(*id);
-                    reserved.services.insert(*id);
+            if self.is_new(op) {
+                self.reserved.add(op);
+                match op {
+                    Op::WriteName { id, .. } => self.services.set_aside(*id),
+                    Op::WriteBackend { id, .. } => self.backends.set_aside(*id),
+                    Op::WriteSlots { base, slots } => self.slots.set_aside(*base, slots),
+                    _ => {}
                 }
-                Op::WriteBackend { id, .. } if !self.backends.contains_key(id) => {
-                    self.pools[usize::from(id.family == Family::V6)].take(id.id);
-                    reserved.backends.insert(*id);
-                }
-                Op::WriteSlots { base, slots } => {
-                    self.slots.take(range_of(*base, slots.len()));
-                    reserved.ranges.insert(*base);
-                    self.generation = slots.first().map_or(self.generation, |slot| slot.generation);
-                }
-                Op::WriteFrontend { frontend, entry, .. } => {
-                    self.generation = self.generation.max(entry.generation);
-                    if !self.frontends.contains_key(frontend) && reserved.frontends.insert(*frontend) {
-                        *reserved.frontend_counts.slot(Family::of(frontend.address)) += 1;
-                    }
-                }
-                Op::WriteSource { id, network } if reserved.sources.insert((*id, *network)) => {
-                    *reserved.source_counts.slot(Family::of(network.addr())) += 1;
-                }
-                Op::WriteVip { address, .. } if !self.vips.contains_key(address) && reserved.vips.insert(*address) => {
-                    *reserved.vip_counts.slot(Family::of(*address)) += 1;
-                }
-                _ => {}
             }
+            if let Op::WriteFrontend { entry, .. } = op {
+                self.slots.note_generation(entry.generation);
+            }
+        }
+    }
+
+    /// Whether the operation adds something that the tables do not hold.
+    fn is_new(&self, op: &Op) -> bool {
+        match op {
+            Op::WriteName { id, .. } => self.services.get(*id).is_none(),
+            Op::WriteBackend { id, .. } => self.backends.get(*id).is_none(),
+            Op::WriteFrontend { frontend, .. } => !self.frontends.contains(frontend),
+            Op::WriteVip { address, .. } => self.vips.get(*address).is_none(),
+            Op::WriteSlots { .. } | Op::WriteSource { .. } => true,
+            _ => false,
         }
     }
 
     /// Gives back what was set aside for an operation that was not carried out.
     pub fn give_up(&mut self, op: &Op) {
-        if !self.keep(op) {
+        if !self.reserved.remove(op) {
             return;
         }
         match op {
-            Op::WriteName { id, .. } if !self.services.contains_key(id) => self.service_pool.give_back(*id),
-            Op::WriteBackend { id, .. } => self.pool_mut(id.family).give_back(id.id),
-            Op::WriteSlots { base, slots } => self.slots.give_back(range_of(*base, slots.len())),
+            Op::WriteName { id, .. } if self.services.get(*id).is_none() => self.services.give_back(*id),
+            Op::WriteBackend { id, .. } => self.backends.give_back(*id),
+            Op::WriteSlots { base, slots } => self.slots.give_back(*base, slots),
             _ => {}
-        }
-    }
-
-    /// The operation's needs are no longer merely set aside. True if they were.
-    pub(super) fn keep(&mut self, op: &Op) -> bool {
-        let reserved = &mut self.reserved;
-        if let Some(key) = named::key_of(op).filter(|key| reserved.endpoints.remove(key)) {
-            *reserved.endpoint_counts.slot(Family::of(key.0)) -= 1;
-        }
-        match op {
-            Op::WriteName { id, .. } => reserved.services.remove(id),
-            Op::WriteBackend { id, .. } => reserved.backends.remove(id),
-            Op::WriteSlots { base, .. } => reserved.ranges.remove(base),
-            Op::WriteFrontend { frontend, .. } => {
-                let was = reserved.frontends.remove(frontend);
-                *reserved.frontend_counts.slot(Family::of(frontend.address)) -= u32::from(was);
-                was
-            }
-            Op::WriteSource { id, network } => {
-                let was = reserved.sources.remove(&(*id, *network));
-                *reserved.source_counts.slot(Family::of(network.addr())) -= u32::from(was);
-                was
-            }
-            Op::WriteVip { address, .. } => {
-                let was = reserved.vips.remove(address);
-                *reserved.vip_counts.slot(Family::of(*address)) -= u32::from(was);
-                was
-            }
-            _ => false,
         }
     }
 
     /// How many frontends of a family there are, or will be.
     pub fn frontend_count(&self, family: Family) -> u32 {
-        self.frontend_counts.get(family) + self.reserved.frontend_counts.get(family)
+        self.frontends.count(family) + self.reserved.frontends.count(family)
     }
 
     /// How many entries of `endpoints4/6` there are, or will be.
     pub fn endpoint_count(&self, family: Family) -> u32 {
-        self.endpoint_counts.get(family) + self.reserved.endpoint_counts.get(family)
+        self.endpoints.count(family) + self.reserved.endpoints.count(family)
     }
 
     /// How many source ranges of a family there are, or will be.
     pub fn source_count(&self, family: Family) -> u32 {
-        self.source_counts.get(family) + self.reserved.source_counts.get(family)
+        self.services.source_count(family) + self.reserved.sources.count(family)
     }
 
     /// How many addresses of a family there are, or will be.
     pub fn vip_count(&self, family: Family) -> u32 {
-        self.vip_counts.get(family) + self.reserved.vip_counts.get(family)
+        self.vips.count(family) + self.reserved.vips.count(family)
+    }
+
+    /// Whether an entry of `endpoints4/6` is there, or planned.
+    pub fn has_endpoint(&self, key: &(IpAddr, u32)) -> bool {
+        self.endpoints.contains(key) || self.reserved.endpoints.contains(key)
     }
 
     /// An id for a new service port.
     pub fn free_service_id(&self) -> Option<u32> {
-        let room = self.services.len() + self.reserved.services.len() < self.capacities.names as usize;
-        room.then(|| self.service_pool.free().next()).flatten()
+        let has_room = self.services.len() + self.reserved.services.len() < self.capacities.names as usize;
+        has_room.then(|| self.services.free_id()).flatten()
     }
-}
-
-fn range_of(base: u32, count: usize) -> Range {
-    Range { base, count: u32::try_from(count).unwrap_or(u32::MAX) }
 }

@@ -134,7 +134,7 @@ impl Both {
     fn tick(&mut self, now: Monotonic) -> Result<Report> {
         assert_eq!(self.kernel.next_tick(), self.memory.next_tick());
         // The agent's sweep found no flow, as there is none.
-        let gone = self.kernel.programmed().gone.clone();
+        let gone = self.kernel.programmed().backends().gone().clone();
         self.kernel.store_mut().note_unreferred(gone);
         let report = self.kernel.tick(now);
         assert_eq!(report, self.memory.tick(now));
