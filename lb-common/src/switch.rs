@@ -86,19 +86,20 @@ pub mod word {
 
 /// Names of the gates' own maps.
 pub mod map {
-    pub const WORD: &str = "switch_word";
-    pub const TC: &str = "switch_tc";
-    pub const XDP: &str = "switch_xdp";
+    use crate::abi::map_name as name;
+
+    pub use name::{SWITCH_TC as TC, SWITCH_WORD as WORD, SWITCH_XDP as XDP};
+
     /// Tables of the old set, under the names that the gates have for them, and under their own.
     pub const OLD: [(&str, &str); 8] = [
-        ("old_flows4", "flows4"),
-        ("old_flows6", "flows6"),
-        ("old_udp_flows4", "udp_flows4"),
-        ("old_udp_flows6", "udp_flows6"),
-        ("old_half_open4", "half_open4"),
-        ("old_half_open6", "half_open6"),
-        ("old_fragments4", "fragments4"),
-        ("old_fragments6", "fragments6"),
+        (name::OLD_FLOWS4, name::FLOWS4),
+        (name::OLD_FLOWS6, name::FLOWS6),
+        (name::OLD_UDP_FLOWS4, name::UDP_FLOWS4),
+        (name::OLD_UDP_FLOWS6, name::UDP_FLOWS6),
+        (name::OLD_HALF_OPEN4, name::HALF_OPEN4),
+        (name::OLD_HALF_OPEN6, name::HALF_OPEN6),
+        (name::OLD_FRAGMENTS4, name::FRAGMENTS4),
+        (name::OLD_FRAGMENTS6, name::FRAGMENTS6),
     ];
 
     /// Whether a map belongs to the gates.

@@ -1,4 +1,4 @@
-//! The writes to the flow tables over the kernel's maps. The larger ones are *global* functions, as [`crate::tables`] explains.
+//! The writes to the flow tables over the kernel's maps. The larger ones are *global* functions, as [`crate::global_functions`] explains.
 
 use core::arch::asm;
 
@@ -6,8 +6,9 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use lb_common::abi::{Flow, FlowKey, HalfOpen, flow_flags, half_open_flags, tag};
 use lb_common::decide::{self, Accepted, Established, FlowTables, NotInserted, Reserved, Work};
 
+use crate::global_functions::changes;
+use crate::kernel::Kernel;
 use crate::maps::{Family, Maps};
-use crate::tables::{Kernel, changes};
 
 const EEXIST: i32 = 17;
 

@@ -15,6 +15,8 @@ mod fib;
 mod flood;
 mod flow_tables;
 mod gate;
+mod global_functions;
+mod kernel;
 mod maps;
 mod nat;
 mod outer_header;

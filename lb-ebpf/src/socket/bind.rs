@@ -8,9 +8,9 @@ use lb_common::decide::{is_unspecified, node_port};
 use lb_common::outcome::Outcome;
 
 use crate::counters::{self, Counter};
+use crate::kernel::SocketKernel;
 use crate::maps::{Family, Maps};
 use crate::socket::context::{ALLOW, host_netns, refuse, served_as};
-use crate::tables::SocketKernel;
 
 /// Whether node ports are kept from processes of the node. Set at load.
 #[unsafe(no_mangle)]

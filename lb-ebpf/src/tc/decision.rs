@@ -5,9 +5,9 @@ use lb_common::decide::{self, Hook, Step, Work};
 use lb_common::stages::TcStage;
 
 use crate::fast_path::FAST_PATH_ON;
+use crate::kernel::Kernel;
 use crate::maps::{Family, Maps};
 use crate::scratch::Scratch;
-use crate::tables::Kernel;
 use crate::tail_call;
 use crate::tc::forward::{DROP, NEXT};
 

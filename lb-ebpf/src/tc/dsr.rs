@@ -13,11 +13,11 @@ use lb_common::stages::TcStage;
 use lb_common::words;
 
 use crate::counters::{self, Counter};
+use crate::kernel::Kernel;
 use crate::maps::{Family, Maps};
 use crate::outer_header;
 use crate::parse::Offsets;
 use crate::scratch::{Scratch, Unsent};
-use crate::tables::Kernel;
 use crate::tail_call;
 use crate::tc::forward::{self, DROP, NEXT, NextHop};
 use crate::tc::fragments;

@@ -9,10 +9,10 @@ use lb_common::decide::{self, Inside, Work};
 use lb_common::stages::TcStage;
 use lb_common::words;
 
+use crate::kernel::Kernel;
 use crate::maps::{Family, Maps};
 use crate::parse::{ICMP_HEADER, UDP_HEADER};
 use crate::scratch::{IcmpMessage, Unsent};
-use crate::tables::Kernel;
 use crate::tail_call;
 use crate::tc::dsr::take_off;
 use crate::tc::forward::{self, DROP, NEXT};

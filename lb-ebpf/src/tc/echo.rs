@@ -6,11 +6,11 @@ use lb_common::decide::{self, Hook, Work};
 use lb_common::outcome::Outcome;
 
 use crate::counters::{self, Counter};
+use crate::kernel::Kernel;
 use crate::maps::{Family, Maps};
 use crate::nat::Refused;
 use crate::parse::{HOPS, ICMP_HEADER};
 use crate::scratch::AttachPoint;
-use crate::tables::Kernel;
 use crate::tc::forward::{self, DROP};
 use crate::tc::skb::{load, resum, store_summed};
 

@@ -6,8 +6,8 @@ use lb_common::decide::{self, Action, Now, Tables, Work};
 use lb_common::limits::FRAGMENT_TIMEOUT_S;
 use lb_common::stages::TcStage;
 
+use crate::kernel::Kernel;
 use crate::maps::{Family, Maps};
-use crate::tables::Kernel;
 use crate::tail_call;
 use crate::tc::forward::{self, DROP, NEXT};
 use crate::tc::headers::Headers;

@@ -7,12 +7,12 @@ use lb_common::decide::{self, Action, Hook, Step, Work};
 use lb_common::outcome::Outcome;
 use lb_common::stages::TcStage;
 
+use crate::kernel::Kernel;
 use crate::maps::{Family, Maps};
 use crate::nat::{Refused, ends};
 use crate::outer_header;
 use crate::parse::{ICMP_HEADER, UDP_HEADER};
 use crate::scratch::{IcmpMessage, Scratch};
-use crate::tables::Kernel;
 use crate::tail_call;
 use crate::tc::forward::{self, DROP, NEXT};
 use crate::tc::headers::{self, Extent, Piece};

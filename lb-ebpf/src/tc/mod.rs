@@ -34,10 +34,10 @@ use lb_common::stages::TcStage;
 use lb_common::words;
 
 use crate::counters::{self, Counter};
+use crate::kernel::Kernel;
 use crate::maps::{Family, Maps};
 use crate::parse::{Bytes, IPV4, IPV6, Offsets, Other, TCP_HEADER, parse};
 use crate::scratch::AttachPoint;
-use crate::tables::Kernel;
 use crate::tail_call;
 use forward::NEXT;
 

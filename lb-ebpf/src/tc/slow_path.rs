@@ -7,10 +7,10 @@ use lb_common::outcome::Outcome;
 use lb_common::stages::TcStage;
 
 use crate::counters::{self, Counter};
+use crate::kernel::Kernel;
 use crate::maps::{Family, Maps};
 use crate::outer_header;
 use crate::scratch::Scratch;
-use crate::tables::Kernel;
 use crate::tail_call;
 use crate::tc::decision;
 use crate::tc::forward::{DROP, NEXT};

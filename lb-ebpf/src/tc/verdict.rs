@@ -8,11 +8,11 @@ use lb_common::stages::TcStage;
 
 use crate::counters;
 use crate::fast_path::{self, FAST_PATH_ON};
+use crate::kernel::Kernel;
 use crate::maps::{Family, Maps};
 use crate::nat::End;
 use crate::parse::Offsets;
 use crate::scratch::{AttachPoint, Scratch};
-use crate::tables::Kernel;
 use crate::tail_call;
 use crate::tc::forward::{self, DROP, NEXT};
 use crate::tc::nat;

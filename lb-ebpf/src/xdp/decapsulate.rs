@@ -5,10 +5,10 @@ use aya_ebpf::bindings::xdp_md;
 use lb_common::abi::network_flags;
 use lb_common::decide::{self, Tables};
 
+use crate::kernel::Kernel;
 use crate::maps::{Family, Maps};
 use crate::outer_header;
 use crate::parse::{ETHERNET, parse};
-use crate::tables::Kernel;
 use crate::xdp::decision;
 use crate::xdp::frame::bytes;
 use crate::xdp::verdict::TRANSPORT_MASK;

@@ -7,9 +7,9 @@ use aya_ebpf::bindings::xdp_md;
 use lb_common::decide::{Hook, Step, Work, begin};
 use lb_common::stages::XdpStage;
 
+use crate::kernel::Kernel;
 use crate::maps::{Family, Maps};
 use crate::scratch::Scratch;
-use crate::tables::Kernel;
 use crate::tail_call;
 use crate::xdp::verdict;
 

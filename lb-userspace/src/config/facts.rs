@@ -89,7 +89,7 @@ fn of_numbers(name: &str) -> Option<Facts> {
             default: Default::Table,
             bounds: format!(
                 "{}; {MIN_MAP_ENTRIES} to {MAX_MAP_ENTRIES} each",
-                names(MapSizes::ALL.map(|(name, ..)| name))
+                names(MapSizes::ALL.map(|(name, _)| name))
             ),
         },
         "slot_shares" => {

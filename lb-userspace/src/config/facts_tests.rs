@@ -142,8 +142,8 @@ fn write_sizes(page: &mut String) {
          | name | default, entries | maps |\n|---|---:|---|"
     )
     .expect("a string takes all");
-    for (name, entries, maps) in MapSizes::ALL {
-        let maps: Vec<_> = maps.iter().map(|map| format!("[`{map}`](map-layouts.md#{map})")).collect();
+    for (name, entries) in MapSizes::ALL {
+        let maps: Vec<_> = MapSizes::maps(name).map(|map| format!("[`{map}`](map-layouts.md#{map})")).collect();
         writeln!(page, "| `{name}` | {entries} | {} |", maps.join(", ")).expect("a string takes all");
     }
 }

@@ -2,7 +2,10 @@
 
 use std::str::FromStr;
 
-use lb_common::{abi::map_name, limits};
+use lb_common::{
+    limits,
+    maps::{self, TABLES},
+};
 use serde::{Deserialize, Deserializer};
 
 use super::named::{self, Named, NamedError};
@@ -12,9 +15,9 @@ pub const MIN_MAP_ENTRIES: u32 = 2;
 /// The most that a map may be given. At 16 M entries the largest records take a gigabyte, which is a mistake at any node's size.
 pub const MAX_MAP_ENTRIES: u32 = 1 << 24;
 
-/// A size for each line: its name, its default in entries, and the maps that have it.
+/// A size for each line: its name, and the limit that is its default in entries. The maps whose capacity is declared as this limit have it.
 macro_rules! sizes {
-    ($($name:ident = $default:ident, [$($map:ident),+];)*) => {
+    ($($name:ident = $default:ident;)*) => {
         /// Capacities of the maps, in entries; the defaults are those of [`lb_common::limits`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct MapSizes {
@@ -28,16 +31,25 @@ macro_rules! sizes {
         }
 
         impl MapSizes {
-            /// Each size by its name, with its default in entries, and the maps that have it.
-            pub const ALL: [(&str, u32, &[&str]); [$(limits::$default),*].len()] =
-                [$((stringify!($name), limits::$default, &[$(map_name::$map),+])),*];
+            /// Each size by its name, with its default in entries.
+            pub const ALL: [(&str, u32); [$(limits::$default),*].len()] =
+                [$((stringify!($name), limits::$default)),*];
 
             /// The capacity for a map; `None`: as the programs declare it.
             pub fn of(&self, map: &str) -> Option<u32> {
-                match map {
-                    $($(map_name::$map)|+ => Some(self.$name),)*
+                match maps::table(map)?.limit {
+                    $(stringify!($default) => Some(self.$name),)*
                     _ => None,
                 }
+            }
+
+            /// The maps that have the size of this name.
+            pub fn maps(name: &str) -> impl Iterator<Item = &'static str> {
+                let limit = match name {
+                    $(stringify!($name) => Some(stringify!($default)),)*
+                    _ => None,
+                };
+                TABLES.iter().filter(move |table| Some(table.limit) == limit).map(|table| table.name)
             }
 
             fn field(&mut self, name: &str) -> Option<&mut u32> {
@@ -51,26 +63,26 @@ macro_rules! sizes {
 }
 
 sizes! {
-    services = SERVICES, [SERVICES4, SERVICES6];
-    backends = BACKENDS, [BACKENDS4, BACKENDS6, HEALTH4, HEALTH6];
-    endpoints = ENDPOINTS, [ENDPOINTS4, ENDPOINTS6];
-    slots = SLOTS, [SLOTS];
-    flows4 = FLOWS4, [FLOWS4];
-    flows6 = FLOWS6, [FLOWS6];
-    udp_flows = UDP_FLOWS, [UDP_FLOWS4, UDP_FLOWS6];
-    sockets = SOCKETS, [SOCKETS4, SOCKETS6];
-    names = NAMES, [NAMES];
-    stats = STATS, [STATS];
-    sources = SOURCES, [SOURCES4, SOURCES6];
-    vips = VIPS, [VIPS4, VIPS6];
-    half_open = HALF_OPEN, [HALF_OPEN4, HALF_OPEN6];
-    affinity = AFFINITY, [AFFINITY4, AFFINITY6];
+    services = SERVICES;
+    backends = BACKENDS;
+    endpoints = ENDPOINTS;
+    slots = SLOTS;
+    flows4 = FLOWS4;
+    flows6 = FLOWS6;
+    udp_flows = UDP_FLOWS;
+    sockets = SOCKETS;
+    names = NAMES;
+    stats = STATS;
+    sources = SOURCES;
+    vips = VIPS;
+    half_open = HALF_OPEN;
+    affinity = AFFINITY;
 }
 
 impl MapSizes {
     /// The names that a size can have.
     pub fn names() -> String {
-        Self::ALL.map(|(name, ..)| name).join(", ")
+        Self::ALL.map(|(name, _)| name).join(", ")
     }
 }
 

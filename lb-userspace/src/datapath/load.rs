@@ -48,15 +48,8 @@ pub(super) struct Kernel {
     pub log: Option<ProgramLog>,
 }
 
-/// The map of [`Kernel::peer_macs`].
-const PEER_MACS: &str = "peer_macs";
 /// aya-log's map.
 const LOG_RING: &str = "AYA_LOGS";
-
-/// Maps that hold nothing but counts, so that others of another size may take their place: `--flow-counters` and `--connect-times` change it, and
-/// a version that knows more outcomes.
-pub(super) const COUNTERS: [&str; 4] =
-    [map_name::TRAFFIC4, map_name::TRAFFIC6, map_name::OUTCOMES, map_name::CONNECT_TIMES];
 
 /// What the programs are made of. Read again, it gives the same programs with the same maps.
 #[derive(Clone, Debug)]
@@ -238,7 +231,7 @@ pub(super) fn load(
     for (name, path) in map_name::ALL.map(|name| (name, pins.map(name))) {
         let map_definition = shapes.get(name).ok_or_else(|| missing(name))?;
         match map_definition::check_pin(name, &path, map_definition) {
-            Err(DatapathError::MapMismatch { field: "max_entries", .. }) if COUNTERS.contains(&name) => {
+            Err(DatapathError::MapMismatch { field: "max_entries", .. }) if is_resizable(name) => {
                 outgrown.push(path.clone());
             }
             checked => checked?,
@@ -267,7 +260,7 @@ pub(super) fn load(
     mark_ours(&mut ebpf, settings)?;
     note_settings(&mut ebpf, settings)?;
     let links = take(&mut ebpf, map_name::LINKS)?.try_into().map_err(aya::EbpfError::MapError)?;
-    let peer_macs = take(&mut ebpf, PEER_MACS)?.try_into().map_err(aya::EbpfError::MapError)?;
+    let peer_macs = take(&mut ebpf, map_name::PEER_MACS)?.try_into().map_err(aya::EbpfError::MapError)?;
     let fast_path = Word(take(&mut ebpf, map_name::FAST_PATH)?.try_into().map_err(aya::EbpfError::MapError)?);
     let ports = take(&mut ebpf, map_name::BRIDGE_PORTS)?.try_into().map_err(aya::EbpfError::MapError)?;
     let bridge_ports = BridgePorts::new(ports);
@@ -278,6 +271,12 @@ pub(super) fn load(
     let first = programs.first(settings.socket_lb, settings.program_log_level != 0);
     let loading = Loading::begin(first, program_pins.clone(), move || Ok(ebpf))?;
     Ok((Kernel { programs, recipe, program_pins, links, peer_macs, fast_path, bridge_ports, log }, loading))
+}
+
+/// Whether another map of another size may take the place of this one: `--flow-counters` and `--connect-times` change it, and a version that knows
+/// more outcomes.
+pub(super) fn is_resizable(map: &str) -> bool {
+    lb_common::maps::table(map).is_some_and(|table| table.is_resizable)
 }
 
 /// Maps that are no tables: what floods, rate limits and neighbours are judged by. The object's digest is part of the pin, since another

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub(super) use lb_common::abi::map_name::{TC_PROGRAMS as TC, XDP_PROGRAMS as XDP};
 use lb_common::stages::{TcStage, XdpStage};
 
 use super::{DatapathError, Fault, bpf_link, programs::Loaded};
@@ -38,8 +39,6 @@ pub(super) fn programs(array: &str) -> impl Iterator<Item = (u32, &'static str)>
     if array == TC { tc_slots() } else { xdp_slots() }.into_iter()
 }
 
-pub(super) const TC: &str = "tc_programs";
-pub(super) const XDP: &str = "xdp_programs";
 /// Both arrays.
 pub(super) const ALL: [&str; 2] = [TC, XDP];
 

@@ -102,7 +102,7 @@ where
             endpoints: family!(N, dir, ENDPOINTS4, ENDPOINTS6),
             masquerade: family!(N, dir, MASQUERADE4, MASQUERADE6),
             names: Table::open_read_only(dir, map_name::NAMES)?,
-            round_robin: Table::open_read_only(dir, map_name::TURNS)?,
+            round_robin: Table::open_read_only(dir, map_name::ROUND_ROBIN)?,
             client_shares: Table::open_read_only(dir, map_name::CLIENT_SHARES)?,
             service_cidrs: Table::open_read_only(dir, map_name::SERVICE_CIDRS)?,
             adoption: Table::open_read_only(dir, map_name::ADOPTION).ok(),
@@ -111,8 +111,8 @@ where
             config: Table::open_read_only(dir, map_name::CONFIG)?,
             settings: Table::open_read_only(dir, map_name::SETTINGS)?,
             vip_filter: VipFilterReader::open(dir)?,
-            buckets: of_programs(programs, "buckets"),
-            flood_until: of_programs(programs, "flood_until"),
+            buckets: of_programs(programs, map_name::BUCKETS),
+            flood_until: of_programs(programs, map_name::FLOOD_UNTIL),
         })
     }
 

@@ -3,6 +3,7 @@
 //! aya 0.14 has no batches. A batch of one is not worth its set-up, so a lone element takes the plain call.
 
 use std::{
+    any::TypeId,
     io,
     marker::PhantomData,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
@@ -97,6 +98,8 @@ impl<K: Pod, V: Pod> Table<K, V> {
     }
 
     fn of(map: MapData, path: &Path, name: &'static str, calls: &Calls) -> Result<Self, MapError> {
+        let declared = lb_common::maps::table(name);
+        debug_assert!(declared.is_none_or(|table| (table.value)() == TypeId::of::<V>()), "{name} has other values");
         let info = map.info().map_err(|source| MapError::Access { map: name, action: "asking its size", source })?;
         let sizes = [("key size", size_of::<K>(), info.key_size()), ("value size", size_of::<V>(), info.value_size())];
         for (field, expected, found) in sizes {

@@ -18,7 +18,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
-use lb_common::abi::{Bucket, BucketKey, FlowKey};
+use lb_common::abi::{Bucket, BucketKey, FlowKey, map_name};
 use lb_common::client_shares::Counters;
 use lb_common::decide::{
     Action, Hook as Bits, Packet, Step, Verdict, Work, allocate, begin, complete, decide, established, open, select,
@@ -83,11 +83,13 @@ impl Lockstep {
         let mut programs = LoadedPrograms::load_pinned(&object, MOST_HALF_OPEN, FLOW_ROOM, CLIENT_KEY, pins)?;
         let explained = pins.map(Explained::open).transpose()?;
         let clock = programs.take_map(".bss")?.try_into()?;
-        let (syn_counts, flood_until) =
-            (programs.take_map("syn_counts")?.try_into()?, programs.take_map("flood_until")?.try_into()?);
-        let syn_rate = programs.take_map("syn_rate")?.try_into()?;
+        let (syn_counts, flood_until) = (
+            programs.take_map(map_name::SYN_COUNTS)?.try_into()?,
+            programs.take_map(map_name::FLOOD_UNTIL)?.try_into()?,
+        );
+        let syn_rate = programs.take_map(map_name::SYN_RATE)?.try_into()?;
         programs.know_nobody();
-        let buckets = programs.take_map("buckets")?.try_into()?;
+        let buckets = programs.take_map(map_name::BUCKETS)?.try_into()?;
         // Each CPU counts for itself.
         let mut own = nix::sched::CpuSet::new();
         own.set(nix::sched::sched_getcpu()?)?;

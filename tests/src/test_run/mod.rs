@@ -346,7 +346,7 @@ pub fn load_entry(ebpf: &mut Ebpf, entry: &str) -> Result<()> {
     let tc = TcStage::ALL.iter().map(|stage| ([stage.slot::<4>(), stage.slot::<16>()], stage.programs()));
     let xdp = XdpStage::ALL.iter().map(|stage| ([stage.slot::<4>(), stage.slot::<16>()], stage.programs()));
     let (array, stages): (_, Vec<_>) =
-        if is_xdp { ("xdp_programs", xdp.collect()) } else { ("tc_programs", tc.collect()) };
+        if is_xdp { (map_name::XDP_PROGRAMS, xdp.collect()) } else { (map_name::TC_PROGRAMS, tc.collect()) };
     let mut filled = Vec::new();
     for (slots, names) in stages {
         for (slot, name) in slots.into_iter().zip(names) {

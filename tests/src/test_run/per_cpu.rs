@@ -7,6 +7,7 @@ use aya::maps::{Map, PerCpuValues};
 use aya::util::nr_cpus;
 use aya_obj::generated::{bpf_attr, bpf_cmd};
 
+use lb_common::abi::map_name;
 use lb_common::limits::EVENT_BURST;
 
 use super::LoadedPrograms;
@@ -36,7 +37,7 @@ impl LoadedPrograms {
 
     /// Makes the scratch records of all CPUs zero, as before the first packet.
     pub fn clear_scratch(&mut self) -> Result<()> {
-        for name in ["scratch4", "scratch6"] {
+        for name in [map_name::SCRATCH4, map_name::SCRATCH6] {
             let Some(Map::PerCpuArray(map)) = self.ebpf.map(name) else { bail!("{name} is no array of each CPU") };
             let size = usize::try_from(map.info()?.value_size())?.next_multiple_of(8);
             let value = vec![0_u8; size * nr_cpus().map_err(|(_, error)| error)?];

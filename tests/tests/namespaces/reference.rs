@@ -53,10 +53,14 @@ fn every_map_is_in_the_book() {
         let kind = format!("{:?}", bpf_map_type::try_from(map.kind).ok().unwrap());
         let kind = kind.trim_start_matches("BPF_MAP_TYPE_").to_lowercase().replace('_', " ");
         let memory = memory(map).unwrap_or_default();
+        let declared = lb_common::maps::table(name).unwrap();
+        let audit = if declared.is_audited { " The audit checks it." } else { "" };
         write!(
             page,
-            "\n## {name}\n\n{kind}, {} entries{memory}.\n\n| | field | place |\n|---|---|---|\n",
-            map.max_entries
+            "\n## {name}\n\n{}\n\n{kind}, {} entries{memory}. At a change of layout or size: {}.{audit}\n\n| | field | place |\n|---|---|---|\n",
+            declared.doc.trim(),
+            map.max_entries,
+            declared.nature.at_a_change()
         )
         .unwrap();
         for (part, record) in [("key", &map.key), ("value", &map.value)] {

@@ -97,6 +97,7 @@ pub(super) struct TableEntry<'a> {
 impl TableEntry<'_> {
     pub fn found(self, kind: FindingKind, difference: String, repair: Op) -> Found {
         let Self { table, name: entry, service } = self;
+        debug_assert!(lb_common::maps::table(table).is_some_and(|table| table.is_audited), "{table}");
         Found {
             finding: Finding { kind, table: table.to_owned(), entry, service, difference, repaired: false },
             repair: Repair::Write(repair),

@@ -44,10 +44,9 @@ pub fn fates(old: &Description, new: &Description) -> Result<BTreeMap<String, Fa
         Ok((name.clone(), fate))
     };
     let mut fates: BTreeMap<String, Fate> = new.maps.iter().map(fate).collect::<Result<_, _>>()?;
-    if tables::TOGETHER.iter().any(|name| fates.get(*name).is_some_and(|fate| *fate != Fate::Share)) {
-        let together =
-            fates.iter_mut().filter(|(name, fate)| **fate == Fate::Share && tables::TOGETHER.contains(&name.as_str()));
-        together.for_each(|(_, fate)| *fate = Fate::Copy);
+    if fates.iter().any(|(name, fate)| tables::is_linked(name) && *fate != Fate::Share) {
+        let linked = fates.iter_mut().filter(|(name, fate)| **fate == Fate::Share && tables::is_linked(name));
+        linked.for_each(|(_, fate)| *fate = Fate::Copy);
     }
     Ok(fates)
 }

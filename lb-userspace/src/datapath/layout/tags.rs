@@ -2,38 +2,15 @@
 
 use aya::Pod;
 use lb_common::abi::{
-    ABI_VERSION, Affinity, AffinityKey, Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Service, ServiceKey,
-    affinity_tag, fragment_tag, map_name, seal, tag,
+    ABI_VERSION, Affinity, Flow, FlowKey, Fragment, HalfOpen, Service, affinity_tag, fragment_tag, map_name, seal, tag,
 };
 
 use super::Description;
 
 /// Whether the records of the map in this set are those of this version: only then can [`set`] read them.
 pub(super) fn are_ours(set: &Description, map: &str) -> bool {
-    let size = |key: usize, value: usize| {
-        set.maps.get(map).is_some_and(|map| map.key.size as usize == key && map.value.size as usize == value)
-    };
-    set.abi == ABI_VERSION && sizes(map).is_some_and(|(key, value)| size(key, value))
-}
-
-/// Bytes of key and value of this version's record, for maps with such words.
-fn sizes(map: &str) -> Option<(usize, usize)> {
-    const fn of<K, V>() -> (usize, usize) {
-        (size_of::<K>(), size_of::<V>())
-    }
-    Some(match map {
-        map_name::SERVICES4 => of::<ServiceKey<4>, Service>(),
-        map_name::SERVICES6 => of::<ServiceKey<16>, Service>(),
-        map_name::FLOWS4 | map_name::UDP_FLOWS4 => of::<FlowKey<4>, Flow<4>>(),
-        map_name::FLOWS6 | map_name::UDP_FLOWS6 => of::<FlowKey<16>, Flow<16>>(),
-        map_name::HALF_OPEN4 => of::<FlowKey<4>, HalfOpen<4>>(),
-        map_name::HALF_OPEN6 => of::<FlowKey<16>, HalfOpen<16>>(),
-        map_name::AFFINITY4 => of::<AffinityKey<4>, Affinity>(),
-        map_name::AFFINITY6 => of::<AffinityKey<16>, Affinity>(),
-        map_name::FRAGMENTS4 => of::<FragmentKey<4>, Fragment>(),
-        map_name::FRAGMENTS6 => of::<FragmentKey<16>, Fragment>(),
-        _ => return None,
-    })
+    let sizes = set.maps.get(map).map(|map| (map.key.size as usize, map.value.size as usize));
+    set.abi == ABI_VERSION && sizes.is_some() && sizes == lb_common::maps::table(map).map(|table| table.sizes)
 }
 
 /// Sets the words of `value` that follow from `key`. For records of which [`are_ours`] holds.

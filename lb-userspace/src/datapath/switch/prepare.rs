@@ -19,8 +19,7 @@ use crate::datapath::{
     DatapathError, Settings, bpf_link,
     cgroup::CgroupRoot,
     layout::{self, Description, Fate, Pass},
-    load::{self, COUNTERS},
-    map_definition,
+    load, map_definition,
     pins::{Created, Pins},
     program_pins, sets,
 };
@@ -126,8 +125,8 @@ pub fn end_switch(pins: &Pins, cgroup: Option<&CgroupRoot>) -> Result<(), Datapa
 /// Whether a set serves as it is. Maps that hold nothing but counts may be made anew at any time.
 fn is_same(old: &Description, new: &Description) -> bool {
     let mut as_old = new.clone();
-    for name in COUNTERS {
-        if let (Some(old), Some(new)) = (old.maps.get(name), as_old.maps.get_mut(name)) {
+    for (name, new) in as_old.maps.iter_mut().filter(|(name, _)| load::is_resizable(name)) {
+        if let Some(old) = old.maps.get(name) {
             new.max_entries = old.max_entries;
         }
     }
