@@ -134,14 +134,16 @@ pub fn anonymous_paths(root: &Path) -> Vec<String> {
     renamed.map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display())).collect()
 }
 
-/// Takes away what the cargo that runs xtask says about itself: it would steer the inner cargo to the wrong compiler.
+/// What steers an inner cargo to another compiler, or to other code: that of an incremental build of the programs has other instructions.
+const STEERING: [&str; 7] =
+    ["CARGO", "CARGO_ENCODED_RUSTFLAGS", "CARGO_INCREMENTAL", "RUSTC", "RUSTDOC", "RUSTFLAGS", "RUSTUP_TOOLCHAIN"];
+
+/// Takes away what the cargo that runs xtask says about itself, and what is [`STEERING`] in the shell's environment.
 /// What `expression` sets itself stays: duct lets the inner setting win.
 pub fn clean_cargo_env(expression: Expression) -> Expression {
     let ours = std::env::vars_os().map(|(name, _)| name).filter(|name| {
         let name = name.to_string_lossy();
-        matches!(&*name, "CARGO" | "RUSTUP_TOOLCHAIN" | "RUSTC" | "RUSTDOC" | "RUSTFLAGS" | "CARGO_ENCODED_RUSTFLAGS")
-            || name.starts_with("CARGO_PKG_")
-            || name.starts_with("CARGO_MANIFEST_")
+        STEERING.contains(&&*name) || name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
     });
     ours.fold(expression, |expression, name| expression.env_remove(name))
 }
