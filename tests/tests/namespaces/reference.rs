@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use aya_obj::generated::bpf_map_type;
+use lb_common::maps::Table;
 use lb_tests::agent::{Manifest, Protocol, SOON};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
@@ -40,6 +41,16 @@ fn rows(text: &str) -> Vec<String> {
     rows
 }
 
+/// What becomes of a map at a change of layout, and of its size.
+fn at_a_change(map: &Table) -> String {
+    let fate = map.nature.at_a_change();
+    if map.is_resizable {
+        format!(": {fate}. At a change of its size alone: it begins at zero")
+    } else {
+        format!(" or size: {fate}")
+    }
+}
+
 #[test]
 fn every_map_is_in_the_book() {
     let object = fs::read(test_run::object().unwrap()).unwrap();
@@ -57,10 +68,10 @@ fn every_map_is_in_the_book() {
         let audit = if declared.is_audited { " The audit checks it." } else { "" };
         write!(
             page,
-            "\n## {name}\n\n{}\n\n{kind}, {} entries{memory}. At a change of layout or size: {}.{audit}\n\n| | field | place |\n|---|---|---|\n",
+            "\n## {name}\n\n{}\n\n{kind}, {} entries{memory}. At a change of layout{}.{audit}\n\n| | field | place |\n|---|---|---|\n",
             declared.doc.trim(),
             map.max_entries,
-            declared.nature.at_a_change()
+            at_a_change(declared)
         )
         .unwrap();
         for (part, record) in [("key", &map.key), ("value", &map.value)] {

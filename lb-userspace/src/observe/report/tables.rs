@@ -25,7 +25,7 @@ pub struct TablesReport {
     pub last_error: Option<String>,
     /// How long a change could not be written; null: all are.
     pub behind_seconds: Option<f64>,
-    /// How long the oldest change waits to be in the tables, also one that no pass has come to yet; 0: all are there.
+    /// How long the tables have lacked something of the accepted objects, failed or not yet written; 0: nothing.
     pub lag_seconds: f64,
     /// How many services, addresses and ids are not written, and are tried again, each by itself.
     pub failing: u64,

@@ -192,7 +192,7 @@ fn of_tables(tables: &TablesReport) -> Vec<Series> {
         ),
         gauge(
             "ballast_tables_lag_seconds",
-            "How long the oldest change waits to be in the tables, failed or not yet come to; 0: all are there",
+            "How long the tables have lacked something of the accepted objects, failed or not yet written; 0: nothing",
             tables.lag_seconds,
         ),
         gauge(
