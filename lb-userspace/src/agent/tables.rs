@@ -191,7 +191,7 @@ impl Tables {
         self.reports.beat();
     }
 
-    /// What is looked at more seldom than the tables.
+    /// Parts of the report that are renewed less often than the tables change.
     fn beat(&mut self, now: Instant) {
         if self.beside.maintenance.read_again() {
             self.take_maintenance();

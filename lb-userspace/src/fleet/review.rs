@@ -30,7 +30,8 @@ const REMEMBERED_MAX: usize = 256;
 /// How many reviews there may be at once, and then in each second.
 const REVIEWS_AT_ONCE: u32 = 20;
 const REVIEWS_PER_SECOND: f64 = 5.0;
-/// How long the API server may take for both questions. Less than `kubectl ballast` waits for a node: it is told, and the failure is counted.
+/// How long the API server may take for both questions. Shorter than the 5 s that `kubectl ballast` waits for a
+/// node, so that it gets the refusal, and the failure is counted.
 const REVIEW_LIMIT: Duration = Duration::from_secs(3);
 /// The longest token.
 const TOKEN_BYTES_MAX: usize = 8 << 10;
