@@ -256,6 +256,21 @@ fn only_an_established_connection_is_remembered() {
     assert_eq!(tables.affinity.values().next().unwrap().backend, sent.backend);
 }
 
+/// Their entries would take those of services that have it.
+#[test]
+fn connections_of_a_service_without_affinity_are_not_remembered() {
+    for protocol in [TCP, UDP] {
+        let mut tables = sticky(protocol, scheduler::RANDOM);
+        let frontend = ServiceKey { protocol, ..FRONTEND };
+        let service = tables.services.get_mut(&frontend).unwrap();
+        service.affinity_timeout_s = 0;
+        service.seal = seal(&frontend, service);
+        let backend = connects(&mut tables, from([10, 0, 9, 9], protocol, 4_000));
+        assert_ne!(backend, 0, "it is connected");
+        assert!(tables.affinity.is_empty(), "protocol {protocol}");
+    }
+}
+
 #[test]
 fn a_syn_does_not_begin_the_time_anew() {
     let mut tables = sticky(TCP, scheduler::RANDOM);
