@@ -110,6 +110,8 @@ impl Toolchain {
             .env("CARGO_ENCODED_RUSTFLAGS", rustc_flags(workspace).join("\u{1f}"))
             .env("PATH", workspace.path())
             .env("CARGO_TARGET_DIR", target)
+            // An incremental build has other instructions than the profile's, which the verifier's table tells.
+            .env_remove("CARGO_INCREMENTAL")
             .dir(source);
         clean_cargo_env(expression)
     }
@@ -134,9 +136,8 @@ pub fn anonymous_paths(root: &Path) -> Vec<String> {
     renamed.map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display())).collect()
 }
 
-/// What steers an inner cargo to another compiler, or to other code: that of an incremental build of the programs has other instructions.
-const STEERING: [&str; 7] =
-    ["CARGO", "CARGO_ENCODED_RUSTFLAGS", "CARGO_INCREMENTAL", "RUSTC", "RUSTDOC", "RUSTFLAGS", "RUSTUP_TOOLCHAIN"];
+/// What steers an inner cargo to another compiler, or to other code.
+const STEERING: [&str; 6] = ["CARGO", "CARGO_ENCODED_RUSTFLAGS", "RUSTC", "RUSTDOC", "RUSTFLAGS", "RUSTUP_TOOLCHAIN"];
 
 /// Takes away what the cargo that runs xtask says about itself, and what is [`STEERING`] in the shell's environment.
 /// What `expression` sets itself stays: duct lets the inner setting win.

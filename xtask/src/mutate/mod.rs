@@ -7,6 +7,8 @@ mod host;
 mod seeded;
 mod table;
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -19,7 +21,7 @@ pub use self::table::{Mutation, read as read_table};
 use crate::compile;
 use crate::process::say;
 use crate::setup::{Level, setup};
-use crate::test::Tally;
+use crate::test::{Built, Tally, module_of, rung_and_filter};
 use crate::toolchain::Toolchain;
 use crate::workspace::{Workspace, is_root};
 
@@ -30,6 +32,9 @@ const MUTATIONS_MIN: usize = 10;
 /// judged on programs in the kernel. The commit decides which ones, and the first of them: each commit tries others, and the same commit the same
 /// ones. `cargo xtask mutate` tries all.
 const MUTATIONS_A_RUN: usize = 5;
+
+/// The binaries whose tests judge mutations of the programs.
+pub const JUDGES: [&str; 3] = ["core", "packets", "namespaces"];
 
 /// A run of the ladder begins no mutation that would end later than this, if it took as long as the longest before it. The first of each
 /// kind is tried however long it takes.
@@ -92,7 +97,8 @@ pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
     if mutations.iter().any(Mutation::is_on_host) {
         host::check_unmutated(workspace)?;
     }
-    let mut tally = run_seeded(workspace, toolchain, &mutations, None);
+    let built = Built::build(workspace, &judges(&workspace.root, &mutations)?)?;
+    let mut tally = run_seeded(workspace, toolchain, &built, &mutations, None);
     if args.filter.is_none() && args.file.is_none() && args.from.is_none() {
         tally += generated::run_all(workspace, None, args.part, time)?;
     }
@@ -126,7 +132,7 @@ fn conclude(tally: &Tally) -> Result<()> {
 
 /// Runs this commit's share of the mutations, as a rung of the ladder: those that the tests of lb-common judge beside those that are judged on
 /// programs.
-pub fn run_share(workspace: &Workspace, toolchain: Toolchain) -> Result<Tally> {
+pub fn run_share(workspace: &Workspace, toolchain: Toolchain, built: &Built) -> Result<Tally> {
     let started = Instant::now();
     let mutations = read(workspace)?;
     if mutations.len() < MUTATIONS_MIN {
@@ -138,12 +144,12 @@ pub fn run_share(workspace: &Workspace, toolchain: Toolchain) -> Result<Tally> {
     let tried = host.len() + programs.len();
     say(&format!("{tried} of {all} mutations, this commit's share; `cargo xtask mutate` tries all"));
     std::thread::scope(|scope| {
-        let programs = scope.spawn(|| run_seeded(workspace, toolchain, &programs, Some(started + SHARE_TIME)));
+        let programs = scope.spawn(|| run_seeded(workspace, toolchain, built, &programs, Some(started + SHARE_TIME)));
         let on_host = host::check_unmutated(workspace).map(|()| {
             // The seeded ones are tried even if cargo-mutants cannot be.
             let mut tally = generated::run_sample(workspace, &commit)
                 .unwrap_or_else(|error| Tally::one(&format!("mutants of cargo-mutants: {error:#}"), false));
-            tally += run_seeded(workspace, toolchain, &host, Some(started + SHARE_TIME));
+            tally += run_seeded(workspace, toolchain, built, &host, Some(started + SHARE_TIME));
             tally
         });
         let mut tally = programs.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -167,6 +173,14 @@ fn chosen(commit: &str, bound: usize) -> usize {
     usize::try_from(hash % bound as u64).unwrap_or_default()
 }
 
+/// The binaries that judge these mutations.
+fn judges(root: &Path, mutations: &[Mutation]) -> Result<Vec<&'static str>> {
+    let tests = mutations.iter().filter(|mutation| !mutation.is_on_host()).flat_map(|mutation| &mutation.tests);
+    let all: BTreeSet<_> =
+        tests.map(|tests| Ok(module_of(root, rung_and_filter(tests).0)?.binary)).collect::<Result<_>>()?;
+    Ok(all.into_iter().collect())
+}
+
 /// The share of those that the host judges, and of those that are judged on programs.
 fn share(mutations: Vec<Mutation>, commit: &str) -> [Vec<Mutation>; 2] {
     let (host, programs) = mutations.into_iter().partition(Mutation::is_on_host);
@@ -186,7 +200,13 @@ fn read(workspace: &Workspace) -> Result<Vec<Mutation>> {
 
 /// A mutation passes if a test noticed it. One that cannot be tried fails, and the others are tried none the less. None but the first is begun
 /// that would end after `end`; those that found no time neither pass nor fail.
-fn run_seeded(workspace: &Workspace, toolchain: Toolchain, mutations: &[Mutation], end: Option<Instant>) -> Tally {
+fn run_seeded(
+    workspace: &Workspace,
+    toolchain: Toolchain,
+    built: &Built,
+    mutations: &[Mutation],
+    end: Option<Instant>,
+) -> Tally {
     let mut tally = Tally::default();
     let mut longest = Duration::ZERO;
     for (tried, mutation) in mutations.iter().enumerate() {
@@ -196,7 +216,7 @@ fn run_seeded(workspace: &Workspace, toolchain: Toolchain, mutations: &[Mutation
             break;
         }
         let started = Instant::now();
-        let (word, noticed) = match seeded::judge(workspace, toolchain, mutation) {
+        let (word, noticed) = match seeded::judge(workspace, toolchain, built, mutation) {
             Ok(Some(noticed)) => (format!("noticed in {} by {}", noticed.rung, noticed.test), true),
             Ok(None) => (format!("went unnoticed: {}", mutation.breaks), false),
             Err(error) => (format!("could not be tried: {error:#}"), false),
@@ -210,9 +230,6 @@ fn run_seeded(workspace: &Workspace, toolchain: Toolchain, mutations: &[Mutation
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-    use std::path::Path;
-
     use clap::Parser;
 
     use super::*;

@@ -9,7 +9,7 @@ use super::host;
 use super::table::Mutation;
 use crate::compile::build_programs;
 use crate::programs;
-use crate::test::{run_on_object, rung_and_filter};
+use crate::test::{Built, run_on_object, rung_and_filter};
 use crate::toolchain::Toolchain;
 use crate::workspace::Workspace;
 
@@ -22,11 +22,16 @@ pub struct Noticed {
 }
 
 /// Applies the mutation to a copy of the checkout and looks for a test that fails. `None`: none does. An error: it could not be tried.
-pub fn judge(workspace: &Workspace, toolchain: Toolchain, mutation: &Mutation) -> Result<Option<Noticed>> {
+pub fn judge(
+    workspace: &Workspace,
+    toolchain: Toolchain,
+    built: &Built,
+    mutation: &Mutation,
+) -> Result<Option<Noticed>> {
     if mutation.is_on_host() {
         judge_on_host(workspace, mutation)
     } else {
-        judge_programs(workspace, toolchain, mutation)
+        judge_programs(workspace, toolchain, built, mutation)
     }
 }
 
@@ -38,7 +43,12 @@ fn judge_on_host(workspace: &Workspace, mutation: &Mutation) -> Result<Option<No
 }
 
 /// Builds and loads the programs, and runs the rungs of the mutation on them. The copy is its own: the host may judge meanwhile.
-fn judge_programs(workspace: &Workspace, toolchain: Toolchain, mutation: &Mutation) -> Result<Option<Noticed>> {
+fn judge_programs(
+    workspace: &Workspace,
+    toolchain: Toolchain,
+    built: &Built,
+    mutation: &Mutation,
+) -> Result<Option<Noticed>> {
     let scratch = workspace.target().join("mutations");
     let checkout = Checkout::restore_to(&workspace.root, scratch.join("programs"))?;
     checkout.mutate(&mutation.edits)?;
@@ -56,7 +66,7 @@ fn judge_programs(workspace: &Workspace, toolchain: Toolchain, mutation: &Mutati
     for tests in &mutation.tests {
         let (rung, _) = rung_and_filter(tests);
         let mut failures = Failures::default();
-        let succeeded = run_on_object(workspace, tests, &object, source, SEED, |line| failures.read_line(line))?;
+        let succeeded = run_on_object(workspace, built, tests, &object, source, SEED, |line| failures.read_line(line))?;
         if let Some(test) = failures.first(rung, succeeded)? {
             return Ok(Some(Noticed { rung: rung.to_owned(), test }));
         }

@@ -47,6 +47,9 @@ pub struct Built(BTreeMap<String, PathBuf>);
 impl Built {
     /// Builds these binaries; the compiler's output is shown.
     pub fn build(workspace: &Workspace, binaries: &[&str]) -> Result<Self> {
+        if binaries.is_empty() {
+            return Ok(Self::default());
+        }
         say(&format!("building the tests: {}", binaries.join(", ")));
         let mut arguments =
             vec!["test", "--locked", "-p", "lb-tests", "--no-run", "--message-format=json-render-diagnostics"];

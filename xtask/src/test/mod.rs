@@ -16,11 +16,11 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use duct::{Expression, cmd};
 
-pub use binaries::{Module, executable, modules, tests_of_module};
+pub use binaries::{Built, Module, executable, modules, tests_of_module};
 pub use tally::Tally;
 use tally::ended_test;
 
-use binaries::{BINARIES, Built};
+use binaries::BINARIES;
 use confined::Confined;
 use rung::{Lane, Rung, ladder, level, longest_first, select};
 use stall::Running;
@@ -103,11 +103,9 @@ pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
     }
     let started = Instant::now();
     let toolchain = setup_and_build(workspace, level(&rungs), &[Build::Agent])?;
-    let binaries: Vec<&str> = BINARIES
-        .into_iter()
-        .filter(|binary| rungs.iter().filter_map(Rung::module).any(|module| module.binary == *binary))
-        .collect();
-    let built = if binaries.is_empty() { Built::default() } else { Built::build(workspace, &binaries)? };
+    let binaries: Vec<&str> =
+        BINARIES.into_iter().filter(|binary| rungs.iter().any(|rung| rung.binaries().contains(binary))).collect();
+    let built = Built::build(workspace, &binaries)?;
     let profile = if args.released { Profile::Release } else { Profile::Confined };
     let needs_confined = rungs.iter().any(|rung| matches!(rung, Rung::Confined(..)));
     let confined = needs_confined.then(|| Confined::build(workspace, profile)).transpose()?;
@@ -211,7 +209,7 @@ impl Run<'_> {
             Rung::Kernels => guests(workspace, &vm::SHORT, show),
             Rung::Guests => guests(workspace, &vm::LONG, show),
             Rung::Arm64 => arm64::run(workspace, cargo),
-            Rung::Mutations => mutate::run_share(workspace, self.toolchain),
+            Rung::Mutations => mutate::run_share(workspace, self.toolchain, &self.built),
             Rung::Demo => demo(),
         }
     }
@@ -261,10 +259,10 @@ fn guests(workspace: &Workspace, subjects: &[vm::Subject<'_>], show: Show) -> Re
     tally
 }
 
-/// Whether a rung of this name runs tests on the programs.
-#[cfg(test)]
-pub fn is_module(root: &Path, name: &str) -> Result<bool> {
-    Ok(modules(root)?.iter().any(|module| module.name == name))
+/// The module that a rung of this name runs.
+pub fn module_of(root: &Path, name: &str) -> Result<Module> {
+    let module = modules(root)?.into_iter().find(|module| module.name == name);
+    module.with_context(|| format!("no rung is called {name:?}"))
 }
 
 /// The rung, and the part of test names that `rung` or `rung::part` asks for.
@@ -276,6 +274,7 @@ pub fn rung_and_filter(tests: &str) -> (&str, Option<&str>) {
 /// shall fail. Tests that edit programs edit those of the checkout `source`. `variable` is added to their environment.
 pub fn run_on_object(
     workspace: &Workspace,
+    built: &Built,
     tests: &str,
     object: &Path,
     source: &Path,
@@ -283,9 +282,8 @@ pub fn run_on_object(
     each: impl FnMut(&str),
 ) -> Result<bool> {
     let (name, filter) = rung_and_filter(tests);
-    let module = modules(&workspace.root)?.into_iter().find(|module| module.name == name);
-    let module = module.with_context(|| format!("no rung is called {name:?}"))?;
-    let command = Built::build(workspace, &[module.binary])?.command(workspace, &module, filter)?;
+    let module = module_of(&workspace.root, name)?;
+    let command = built.command(workspace, &module, filter)?;
     let command = test_environment(workspace, &command, object).env(edited::SOURCE, source).env(variable.0, variable.1);
     run_unseen(name, &command, each)
 }

@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 
 use super::binaries::{Module, modules};
 use super::{TestArgs, confined};
+use crate::mutate;
 use crate::setup::Level;
 use crate::workspace::Workspace;
 
@@ -76,6 +77,16 @@ impl Rung {
     /// Whether it boots virtual machines.
     fn is_on_guests(&self) -> bool {
         matches!(self, Self::Kernels | Self::Guests)
+    }
+
+    /// The binaries whose tests it runs.
+    pub fn binaries(&self) -> &[&'static str] {
+        match self {
+            Self::Module(module) | Self::Confined(_, module) => std::slice::from_ref(&module.binary),
+            // While the ladder runs nothing is compiled into them: cargo takes a binary away for as long as it links another.
+            Self::Mutations => &mutate::JUDGES,
+            _ => &[],
+        }
     }
 
     /// The module of tests that it runs.
