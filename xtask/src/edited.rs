@@ -64,14 +64,10 @@ pub fn run(workspace: &Workspace, args: &EditedArgs) -> Result<()> {
     Ok(())
 }
 
-/// Builds the agent of a copy of the checkout, in a target folder that begins with the crates that this checkout's own is built from.
+/// Builds the agent of a copy of the checkout, in a target folder that begins with the crates below those of this checkout.
 fn build_agent(workspace: &Workspace, source: &Path, target: &Path, object: &Path, agent: &Path) -> Result<()> {
     for part in ["deps", "build", ".fingerprint"] {
-        let (built, copy) = (workspace.target().join("debug").join(part), target.join("debug").join(part));
-        if built.exists() && !copy.exists() {
-            fs::create_dir_all(target.join("debug")).with_context(|| format!("cannot make {}", target.display()))?;
-            run_shown("linking to built crates", &cmd!("cp", "-al", "--no-target-directory", &built, &copy))?;
-        }
+        link_built_crates(&workspace.target().join("debug").join(part), &target.join("debug").join(part))?;
     }
     let words = ["build", "--locked", "-p", "lb-userspace", "--bin", "ballast", "-p", "lb-tests"];
     let command = cmd("cargo", words).env("BALLAST_EBPF_OBJECT", object).env("CARGO_TARGET_DIR", target).dir(source);
@@ -79,6 +75,31 @@ fn build_agent(workspace: &Workspace, source: &Path, target: &Path, object: &Pat
     let built = target.join("debug/ballast");
     fs::copy(&built, agent).with_context(|| format!("cannot copy {}", built.display()))?;
     Ok(())
+}
+
+/// Makes `copy` of links to what cargo built, unless it is there. What belongs to packages of the workspace is left out: cargo gives those of the
+/// copied checkout the same names and writes some of their files in place, which would change what this checkout is built from.
+fn link_built_crates(built: &Path, copy: &Path) -> Result<()> {
+    if copy.exists() || !built.exists() {
+        return Ok(());
+    }
+    let part = copy.with_extension("part");
+    fs::create_dir_all(&part).with_context(|| format!("cannot make {}", part.display()))?;
+    run_shown("linking to built crates", &cmd!("cp", "-al", "--no-target-directory", built, &part))?;
+    for entry in fs::read_dir(&part)? {
+        let entry = entry?;
+        if is_of_the_workspace(&entry.file_name().to_string_lossy()) {
+            let path = entry.path();
+            let removed = if entry.file_type()?.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    fs::rename(&part, copy).with_context(|| format!("cannot make {}", copy.display()))
+}
+
+/// Whether a file or folder of cargo's target folder belongs to a package of the workspace.
+fn is_of_the_workspace(name: &str) -> bool {
+    ["lb-", "lb_", "liblb_", "ballast", "xtask"].iter().any(|start| name.starts_with(start))
 }
 
 /// A number that changes with every byte that the edits and these folders hold.
@@ -107,4 +128,48 @@ fn read_folder(folder: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) -> Result<
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_edited_agent_is_built_beside_this_checkouts_files_and_never_into_them() {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let (built, copy) = (scratch.path().join("built"), scratch.path().join("edited/copy"));
+        for name in ["lb-userspace-1/output", "serde-1/output"] {
+            let file = built.join(name);
+            fs::create_dir_all(file.parent().expect("a folder")).expect("made");
+            fs::write(file, "this checkout").expect("written");
+        }
+        for name in ["liblb_common-1.rlib", "ballast-1", "libserde-1.rlib"] {
+            fs::write(built.join(name), "this checkout").expect("written");
+        }
+        link_built_crates(&built, &copy).expect("linked");
+        let mut names: Vec<_> = fs::read_dir(&copy).expect("made").map(|e| e.expect("readable").file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["libserde-1.rlib", "serde-1"]);
+        assert_eq!(fs::read_to_string(built.join("lb-userspace-1/output")).expect("there"), "this checkout");
+        fs::create_dir(copy.join("lb-userspace-1")).expect("made by the build");
+        link_built_crates(&built, &copy).expect("nothing to do");
+        assert!(copy.join("lb-userspace-1").exists(), "what is built is kept");
+    }
+
+    #[test]
+    fn every_package_and_program_of_the_workspace_is_known_as_such() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
+        let metadata = cmd!("cargo", "metadata", "--no-deps", "--offline", "--format-version=1").dir(root);
+        let metadata: serde_json::Value =
+            serde_json::from_str(&metadata.read().expect("cargo metadata")).expect("JSON");
+        let packages = metadata["packages"].as_array().expect("packages");
+        assert!(packages.len() > 3, "{packages:?}");
+        for package in packages {
+            let targets = package["targets"].as_array().expect("targets").iter();
+            let built = targets.filter(|target| ["lib", "bin"].iter().any(|kind| target["kind"][0] == *kind));
+            for name in built.map(|target| &target["name"]).chain([&package["name"]]) {
+                assert!(is_of_the_workspace(name.as_str().expect("a name")), "{name}");
+            }
+        }
+    }
 }
