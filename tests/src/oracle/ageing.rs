@@ -17,7 +17,7 @@ fn older(time_s: u32, seconds: u32) -> u32 {
 }
 
 /// Makes everything that the model has seen look older.
-fn age_world(model: &mut Model, seconds: u32) {
+fn age_model(model: &mut Model, seconds: u32) {
     let older = |time_s: u32| older(time_s, seconds);
     for connection in &mut model.connections {
         connection.since_s = older(connection.since_s);
@@ -53,7 +53,7 @@ fn age_world(model: &mut Model, seconds: u32) {
 
 /// Makes everything that was seen, in the maps and in the model, look `seconds` older.
 pub fn age(programs: &mut LoadedPrograms, model: &mut Model, seconds: u32) -> Result<()> {
-    age_world(model, seconds);
+    age_model(model, seconds);
     let older = |time_s: u32| older(time_s, seconds);
     macro_rules! family {
         ($tables:ident, $life:ident) => {
