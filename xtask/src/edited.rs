@@ -77,8 +77,8 @@ fn build_agent(workspace: &Workspace, source: &Path, target: &Path, object: &Pat
     Ok(())
 }
 
-/// Makes `copy` of links to what cargo built, unless it is there. What belongs to packages of the workspace is left out: cargo gives those of the
-/// copied checkout the same names and writes some of their files in place, which would change what this checkout is built from.
+/// Makes `copy` of links to what cargo built, unless it is there. What belongs to packages of the workspace is left out. Cargo gives those of the
+/// copied checkout the same names and writes some of their files in place: links would change what this checkout is built from.
 fn link_built_crates(built: &Path, copy: &Path) -> Result<()> {
     if copy.exists() || !built.exists() {
         return Ok(());
