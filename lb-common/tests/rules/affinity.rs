@@ -9,7 +9,7 @@ use lb_common::abi::{
 };
 use lb_common::decide::{
     Asker, Hook, Now, Packet, Pick, Picked, Step, Tables, Verdict, Wish, Work, allocate, begin, holds, pick, recall,
-    remember, select,
+    remember, select, stick,
 };
 use lb_common::limits::UDP_ANSWER_S;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
@@ -234,6 +234,26 @@ fn first_connections_that_processes_make_at_once_agree() {
             met.extend(backends);
         }
         assert_eq!(met.len(), BACKENDS.len(), "scheduler {scheduler}: network namespaces share the backends");
+    }
+}
+
+/// By no packet of the process it is known whether the backend answers: its next connection goes there all the same.
+#[test]
+fn a_process_is_remembered_when_it_connects_where_the_service_has_affinity() {
+    for affinity_timeout_s in [0, 600] {
+        let mut tables = sticky(TCP, scheduler::RANDOM);
+        let service = tables.services.get_mut(&FRONTEND).unwrap();
+        service.affinity_timeout_s = affinity_timeout_s;
+        service.seal = seal(&FRONTEND, service);
+        let key = FlowKey { src: [0; 4], src_port: 0, ..from([0; 4], TCP, 0) };
+        let (at, netns) = (now(&mut tables), 7);
+        let mut found = Pick::NONE;
+        assert_eq!(pick(&mut tables, &key, Asker::Process(0), netns, Wish::SAFE, at, &mut found), Picked::Backend);
+        stick(&mut tables, &found, &key, netns, at.ds);
+        let of_namespace = AffinityKey { client: [0; 4], service: 1, netns };
+        let remembered = tables.affinity.get(&of_namespace).map(|affinity| affinity.backend);
+        assert_eq!(remembered, (affinity_timeout_s != 0).then_some(found.slot.backend), "for {affinity_timeout_s} s");
+        assert_eq!(tables.affinity.len(), usize::from(affinity_timeout_s != 0), "nobody else is remembered");
     }
 }
 
