@@ -23,7 +23,7 @@ impl Refusal {
 
     /// Of the object; empty: it has none, as a Node.
     pub fn namespace(&self) -> &str {
-        let name = self.object.split_whitespace().nth(1);
+        let name = self.object.split(' ').nth(1);
         name.and_then(|name| name.split_once('/')).map_or("", |(namespace, _)| namespace)
     }
 }
