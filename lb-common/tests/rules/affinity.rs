@@ -237,7 +237,7 @@ fn first_connections_that_processes_make_at_once_agree() {
     }
 }
 
-/// By no packet of the process it is known whether the backend answers: its next connection goes there all the same.
+/// No hook sees whether the backend answers a process: it is remembered at once.
 #[test]
 fn a_process_is_remembered_when_it_connects_where_the_service_has_affinity() {
     for affinity_timeout_s in [0, 600] {
