@@ -8,7 +8,7 @@ use crate::model::{MAGLEV_SIZES, Scheduler};
 /// So many slots that no backend of a Maglev table has 5 % more of them than its share: at least this many for each.
 const MAGLEV_SLOTS_EACH: u32 = 20;
 /// Slots of a weighted set: as many as the weights ask, but not more than the larger of these two. Weights that ask for more are
-/// rounded, to less than half a percent.
+/// rounded to whole slots, never to none.
 const WEIGHTED_SLOTS: u64 = 240;
 const WEIGHTED_SLOTS_EACH: u64 = 16;
 
