@@ -31,22 +31,23 @@ pub struct Foretold<const N: usize> {
 
 /// The family's maps.
 pub trait Foretells<const N: usize> {
-    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<N>) -> Result<Foretold<N>>;
+    /// `chances`: so many times the same is asked again with another chance.
+    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<N>, chances: u32) -> Result<Foretold<N>>;
 }
 
 impl Foretells<4> for Explained {
-    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<4>) -> Result<Foretold<4>> {
+    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<4>, chances: u32) -> Result<Foretold<4>> {
         let own = self.v4.settings(settings.now_ns, SourcePorts::DEFAULT);
         ensure!(own.timeouts == settings.timeouts, "the tables note other timeouts");
-        foretell(&self.v4, settings, hook, packet)
+        foretell(&self.v4, settings, hook, packet, chances)
     }
 }
 
 impl Foretells<16> for Explained {
-    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<16>) -> Result<Foretold<16>> {
+    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<16>, chances: u32) -> Result<Foretold<16>> {
         let own = self.v6.settings(settings.now_ns, SourcePorts::DEFAULT);
         ensure!(own.timeouts == settings.timeouts, "the tables note other timeouts");
-        foretell(&self.v6, settings, hook, packet)
+        foretell(&self.v6, settings, hook, packet, chances)
     }
 }
 
@@ -56,13 +57,12 @@ fn foretell<const N: usize, S: Stored<N>>(
     settings: Settings,
     hook: Hook,
     packet: Packet<N>,
+    chances: u32,
 ) -> Result<Foretold<N>> {
     let (verdict, _) = explain::decide(stored, settings, bits(hook), packet);
     let seat = Seat { program: seen(hook), ifindex: 0, reason: String::new() };
     let question = Question { packet, port_is_assumed: false, seat };
     let explanation = explain::explain(stored, settings, question.clone());
-    // Of every fourth packet: each question reads some tables as a whole.
-    let chances = if settings.seed.is_multiple_of(4) { 3 } else { 0 };
     for seed in 1..=chances {
         let again =
             explain::explain(stored, Settings { seed: settings.seed ^ (seed << 30), ..settings }, question.clone());
@@ -104,7 +104,9 @@ where
             client_key: memory.client_key,
             flow_room: memory.flow_room,
         };
-        explained.foretell(settings, hook, packet).map(Some)
+        // Each question reads some tables as a whole: other chances are for every fourth packet.
+        let chances = if lockstep.tally.steps.is_multiple_of(4) { 3 } else { 0 };
+        explained.foretell(settings, hook, packet, chances).map(Some)
     }
 }
 
