@@ -11,7 +11,7 @@ use clap::Args;
 use duct::cmd;
 
 use crate::compile::build_programs;
-use crate::mutate::{Checkout, Mutation, read_table};
+use crate::mutate::{Checkout, Mutation, read_table, remove};
 use crate::process::run_shown;
 use crate::toolchain::{Facts, choose, clean_cargo_env};
 use crate::workspace::Workspace;
@@ -85,13 +85,11 @@ fn link_built_crates(built: &Path, copy: &Path) -> Result<()> {
     }
     let part = copy.with_extension("part");
     fs::create_dir_all(&part).with_context(|| format!("cannot make {}", part.display()))?;
-    run_shown("linking to built crates", &cmd!("cp", "-al", "--no-target-directory", built, &part))?;
+    run_shown("linking to built crates", &cmd!("cp", "-al", "--force", "--no-target-directory", built, &part))?;
     for entry in fs::read_dir(&part)? {
         let entry = entry?;
         if is_of_the_workspace(&entry.file_name().to_string_lossy()) {
-            let path = entry.path();
-            let removed = if entry.file_type()?.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed.with_context(|| format!("cannot remove {}", path.display()))?;
+            remove(&entry)?;
         }
     }
     fs::rename(&part, copy).with_context(|| format!("cannot make {}", copy.display()))

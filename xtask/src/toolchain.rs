@@ -110,7 +110,7 @@ impl Toolchain {
             .env("CARGO_ENCODED_RUSTFLAGS", rustc_flags(workspace).join("\u{1f}"))
             .env("PATH", workspace.path())
             .env("CARGO_TARGET_DIR", target)
-            // An incremental build has other instructions than the profile's, which the verifier's table tells.
+            // An incremental build has other instructions, and the recorded figures of the verifier would not fit.
             .env_remove("CARGO_INCREMENTAL")
             .dir(source);
         clean_cargo_env(expression)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, DirEntry};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -88,12 +88,17 @@ fn restore_folder(from: &Path, to: &Path) -> Result<()> {
     for entry in fs::read_dir(to).with_context(|| format!("cannot read {}", to.display()))? {
         let entry = entry?;
         if !names.contains(&entry.file_name()) {
-            let path = entry.path();
-            let removed = if entry.file_type()?.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed.with_context(|| format!("cannot remove {}", path.display()))?;
+            remove(&entry)?;
         }
     }
     Ok(())
+}
+
+/// Removes a file, or a folder with all that it holds.
+pub fn remove(entry: &DirEntry) -> Result<()> {
+    let path = entry.path();
+    let removed = if entry.file_type()?.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+    removed.with_context(|| format!("cannot remove {}", path.display()))
 }
 
 fn restore_file(bytes: &[u8], target: &Path) -> Result<()> {

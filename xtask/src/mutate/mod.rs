@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use duct::cmd;
 
-pub use self::checkout::Checkout;
+pub use self::checkout::{Checkout, remove};
 use self::generated::Part;
 pub use self::table::{Mutation, read as read_table};
 use crate::compile;

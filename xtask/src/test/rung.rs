@@ -83,7 +83,7 @@ impl Rung {
     pub fn binaries(&self) -> &[&'static str] {
         match self {
             Self::Module(module) | Self::Confined(_, module) => std::slice::from_ref(&module.binary),
-            // While the ladder runs nothing is compiled into them: cargo takes a binary away for as long as it links another.
+            // Built before the ladder runs: while cargo links a binary anew, other rungs would not find it.
             Self::Mutations => &mutate::JUDGES,
             _ => &[],
         }
