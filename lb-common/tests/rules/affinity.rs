@@ -276,7 +276,7 @@ fn only_an_established_connection_is_remembered() {
     assert_eq!(tables.affinity.values().next().unwrap().backend, sent.backend);
 }
 
-/// Their entries would take those of services that have it.
+/// Their entries would take the room of clients of services that have affinity.
 #[test]
 fn connections_of_a_service_without_affinity_are_not_remembered() {
     for protocol in [TCP, UDP] {
