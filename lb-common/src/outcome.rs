@@ -87,7 +87,7 @@ outcomes! {
         remedy "Normal at the end of a drain. Too early: raise `--drain-max`, or `--drain-period` for backends that are slow to answer.";
     /// UDP flow whose backend takes no more: moved to another one.
     Moved = 8, "moved", sees "answers of another backend";
-    /// Direct connection on the tuple of a service flow: its source port is translated.
+    /// Direct connection of a pod or of the node itself on the tuple of a service flow: its source port is translated.
     DirectTranslated = 9, "direct_translated", sees "a working connection";
     /// Service flow on the tuple of a live direct connection: its source port is translated.
     PortTranslated = 10, "port_translated", sees "a working connection";

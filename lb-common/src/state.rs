@@ -135,6 +135,13 @@ impl SourcePorts {
             && !(port >= NODE_PORT_FIRST && port <= NODE_PORT_LAST)
     }
 
+    /// Whether a masqueraded flow may have this port: its client's own one, or one of the range.
+    #[inline(always)]
+    #[must_use]
+    pub const fn may_have(&self, port: u16) -> bool {
+        self.keeps(port) || self.has(port)
+    }
+
     /// Whether the port is one of the range.
     #[inline(always)]
     #[must_use]

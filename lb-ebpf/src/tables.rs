@@ -2,6 +2,7 @@
 
 use core::arch::asm;
 
+use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Service,
@@ -29,6 +30,7 @@ use crate::kernel::KernelOf;
 use crate::maps::{ADOPTION, CLIENT_SHARES, Family, Maps, ROUND_ROBIN, SERVICE_CIDRS, SLOTS, VIP_FILTER};
 use crate::rate_limit;
 use crate::settings;
+use crate::socket_lookup;
 
 impl<const N: usize, const IN_SOCKET: bool> Tables<N> for KernelOf<IN_SOCKET>
 where
@@ -357,5 +359,17 @@ where
         changes(work);
         let (packet, link) = (self.context.cast(), self.ifindex);
         (if N == 4 { direct_connection4(packet, link) } else { direct_connection6(packet, link) }) != 0
+    }
+
+    #[inline(always)]
+    fn node_socket(&mut self, work: &mut Work<N>) -> bool {
+        socket_lookup::node_has(self.context, work.reply_key())
+    }
+
+    #[inline(always)]
+    fn is_from_node(&mut self) -> bool {
+        let skb: *const __sk_buff = self.context.cast();
+        // SAFETY: reads the context. Only hooks where packets leave ask, which are tc's.
+        unsafe { (*skb).ingress_ifindex == 0 }
     }
 }

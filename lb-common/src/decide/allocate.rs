@@ -8,7 +8,7 @@ use super::tables::{FlowTables, Reserved, Tables};
 use super::verdict::Action;
 use super::work::{Work, allocation};
 use super::{connect_time, fast_path, nat, outlier, schedule};
-use crate::abi::{TCP, flow_flags};
+use crate::abi::{SCTP, TCP, flow_flags};
 use crate::limits::{ADDRESS_ATTEMPTS, PORT_ATTEMPTS, SOCKET_ATTEMPTS};
 use crate::outcome::Outcome;
 use crate::words;
@@ -88,6 +88,10 @@ fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
     // Only the client's own link names its namespace, and only TCP has sockets that the kernel can be asked for.
     let asks_sockets =
         hook.has(Hook::FROM_CLIENT) && packet.key.protocol == TCP && flow.flags & flow_flags::MASQUERADED == 0;
+    // A tuple that a socket of this node has stays that socket's.
+    let asks_node = !hook.has(Hook::FROM_CLIENT)
+        && packet.key.protocol != SCTP
+        && *allocation & (allocation::SNAT | allocation::DIRECT) != 0;
     let by_tuple = *allocation & allocation::BY_TUPLE != 0;
     let ports = tables.source_ports();
     let keeps = *allocation & allocation::KEEP_PORT != 0
@@ -110,18 +114,20 @@ fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
         if attempt != 0 {
             port = ports.pick(start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)));
         }
-        if asks_sockets {
-            work.connection.set_reply_port(port);
-            if tables.direct_connection(work) {
-                continue;
-            }
-            port = 0;
-        } else if attempt > ADDRESS_ATTEMPTS
+        if !asks_sockets
+            && attempt > ADDRESS_ATTEMPTS
             && attempt % ADDRESS_ATTEMPTS == 1
             && work.allocation & allocation::SNAT != 0
         {
             // Only an external client has several addresses here, and no sockets that can be asked for.
             nat::next_source(tables, work, attempt / ADDRESS_ATTEMPTS);
+        }
+        if asks_sockets || asks_node {
+            work.connection.set_reply_port(port);
+            if if asks_sockets { tables.direct_connection(work) } else { tables.node_socket(work) } {
+                continue;
+            }
+            port = 0;
         }
         let reserved = tables.reserve(work, u32::from(port), now.s);
         if reserved != Reserved::Taken {

@@ -2,13 +2,16 @@
 //!
 //! Both look the same to the backend, and a reply entry would translate the direct connection's replies. So the second comer
 //! gets another source port (TCP), or the replies (UDP).
+//!
+//! Connections of this node itself collide with those that are masqueraded with its address. The client may be anybody, so the node's own
+//! connection gets another port whatever its protocol.
 
 use super::commit::tuple as commit;
 use super::connection::set_opposite_key;
 use super::lifetime::is_over;
-use super::packet::{Hook, Now};
+use super::packet::{Hook, Now, Packet};
 use super::step::Step;
-use super::tables::FlowTables;
+use super::tables::{FlowTables, Tables};
 use super::verdict::Action;
 use super::work::{Work, allocation};
 use crate::abi::{flow_flags, flow_state};
@@ -19,18 +22,20 @@ use crate::words;
 #[inline(always)]
 pub fn direct<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     let Work { packet, connection, .. } = &mut *work;
-    if !hook.has(Hook::FROM_CLIENT) || !packet.begins() {
+    let is_clients = hook.has(Hook::FROM_CLIENT);
+    if !packet.begins() || !(is_clients || is_own(tables, packet, hook)) {
         return Step::Decided;
     }
     let (key, reply) = (&packet.key, &mut connection.reply_key);
     words::address(&key.dst, &mut reply.src);
     words::address(&key.src, &mut reply.dst);
     (reply.src_port, reply.dst_port, reply.protocol) = (key.dst_port, key.src_port, key.protocol);
-    if !is_held(tables, work) && !is_held_by_handshake(tables, work) {
+    let gives_replies = is_clients && packet.is_udp();
+    if !is_held(tables, work, gives_replies) && !is_held_by_handshake(tables, work, gives_replies) {
         return Step::Decided;
     }
     let Work { packet, connection, verdict, .. } = &mut *work;
-    if packet.is_udp() {
+    if gives_replies {
         verdict.settle(Action::Pass, Outcome::AmbiguousUdp);
         return Step::Decided;
     }
@@ -40,17 +45,39 @@ pub fn direct<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     words::address(&key.src, &mut flow.client);
     flow.port = key.dst_port;
     flow.client_port = key.src_port;
-    flow.flags = flow_flags::DIRECT;
+    // Replies to this node are translated where they come in.
+    flow.flags = if is_clients { flow_flags::DIRECT } else { OWN };
     work.allocation = allocation::DIRECT;
     Step::Allocate
 }
 
-/// Whether an established connection holds the reply tuple. One that is over is removed; one of UDP gives the replies up.
+/// Flags of a direct connection of this node itself.
+const OWN: u8 = flow_flags::DIRECT | flow_flags::EARLY;
+
+/// Whether this node has sent the packet itself, from a port that a masqueraded connection may have.
+#[inline(always)]
+pub(super) fn is_own<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, hook: Hook) -> bool {
+    hook.has(Hook::REPLIES) && tables.source_ports().may_have(packet.key.src_port) && tables.is_from_node()
+}
+
+/// Whether packets of an original direction with these flags are translated here ([`Hook::translates`]). Where this node's own packets leave, those
+/// with the same tuple that are masqueraded leave as well.
+#[inline(always)]
+pub(super) fn translates<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    packet: &Packet<N>,
+    hook: Hook,
+    flags: u8,
+) -> bool {
+    hook.translates(flags) || (flags & OWN == OWN && is_own(tables, packet, hook))
+}
+
+/// Whether an established connection holds the reply tuple. One that is over is removed; one of UDP may give the replies up.
 ///
 /// Most tuples are free, and the clock takes longer than a look-up: it is read where there is an entry.
 #[inline(always)]
-fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
-    let Work { packet, connection, stored, stored_key, .. } = &mut *work;
+fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, gives_replies: bool) -> bool {
+    let Work { connection, stored, stored_key, .. } = &mut *work;
     let (reply_key, flow) = (&connection.reply_key, &mut stored.flow);
     if tables.flow(reply_key, flow).is_none() || flow.flags & flow_flags::REPLY == 0 {
         return false;
@@ -65,7 +92,7 @@ fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>)
         commit::release(tables, work);
         return false;
     }
-    if packet.is_udp() {
+    if gives_replies {
         commit::take_replies(tables, work);
     }
     true
@@ -73,8 +100,12 @@ fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>)
 
 /// The same of a handshake, also of one that has left the backend: its answer may be under way.
 #[inline(always)]
-fn is_held_by_handshake<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
-    let Work { packet, connection, stored, stored_key, .. } = &mut *work;
+fn is_held_by_handshake<const N: usize, T: FlowTables<N>>(
+    tables: &mut T,
+    work: &mut Work<N>,
+    gives_replies: bool,
+) -> bool {
+    let Work { connection, stored, stored_key, .. } = &mut *work;
     let reply_key = &connection.reply_key;
     if !tables.half_open(reply_key, stored) || stored.flow.flags & flow_flags::REPLY == 0 {
         return false;
@@ -85,7 +116,7 @@ fn is_held_by_handshake<const N: usize, T: FlowTables<N>>(tables: &mut T, work: 
         commit::release_handshake(tables, work);
         return false;
     }
-    if packet.is_udp() {
+    if gives_replies {
         commit::take_handshake_replies(tables, work);
     }
     true

@@ -1,7 +1,7 @@
 //! The decision over a packet: its first step, and all of its steps one after the other.
 
 use super::allocate::{allocate, lead};
-use super::collision::direct;
+use super::collision::{self, direct};
 use super::established::{self, established};
 use super::open::{complete, open};
 use super::packet::Hook;
@@ -73,7 +73,8 @@ fn unknown<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: H
         let is_retained = !may_be_handshake && tables.is_retained(&packet.key);
         return if is_retained { Step::Handshake } else { Step::Select };
     }
-    if hook.has(Hook::FROM_CLIENT) && packet.begins() { Step::Direct } else { Step::Unrelated }
+    let is_direct = packet.begins() && (hook.has(Hook::FROM_CLIENT) || collision::is_own(tables, packet, hook));
+    if is_direct { Step::Direct } else { Step::Unrelated }
 }
 
 /// Whether the packet asks for no service and for no address that only a service may have, or is not asked for one here.

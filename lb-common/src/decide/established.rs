@@ -2,6 +2,7 @@
 
 use super::adopted;
 use super::closing;
+use super::collision;
 use super::commit::established as commit;
 use super::fast_path;
 use super::lifetime::{Standing, expired, is_over};
@@ -81,7 +82,7 @@ fn original<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
     if flow_state::is_given(flow.state) {
         return Step::Adopted;
     }
-    if !hook.translates(flow.flags) {
+    if !collision::translates(tables, packet, hook, flow.flags) {
         return Step::Decided;
     }
     if packet.opens() {
@@ -103,7 +104,7 @@ fn original<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
         Transition::Drain if !DRAINS => return Step::Draining,
         _ => {}
     }
-    verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
+    verdict.translate(Action::ToBackend, flow, forwarded(flow), is_routed(flow, hook));
     let state = state::after_forward(flow.state, packet.key.protocol);
     let is_new = commit::seen(tables, entry, packet, flow, now, state);
     match transition {
@@ -204,6 +205,12 @@ pub(super) const fn forwarded<const N: usize>(flow: &Flow<N>) -> Outcome {
     if flow.backend == 0 { Outcome::DirectTranslated } else { Outcome::Forwarded }
 }
 
+/// Whether a packet of the original direction is routed from this hook. A direct connection's was routed to where it goes.
+#[inline(always)]
+pub(super) const fn is_routed<const N: usize>(flow: &Flow<N>, hook: Hook) -> bool {
+    hook.has(Hook::ROUTED) && flow.backend != 0
+}
+
 /// A SYN of the client on the tuple of an established connection. It goes to the backend, which answers with a challenge ACK
 /// (RFC 5961, section 4).
 #[inline(always)]
@@ -216,7 +223,7 @@ fn syn<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hoo
         _ => return Step::Reselect,
     }
     let flow = &work.connection.original.flow;
-    work.verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
+    work.verdict.translate(Action::ToBackend, flow, forwarded(flow), is_routed(flow, hook));
     Step::Decided
 }
 

@@ -2,7 +2,7 @@
 
 use super::commit::{claim, handshake as commit};
 use super::connection::leads_to;
-use super::established::forwarded;
+use super::established::{forwarded, is_routed};
 use super::lifetime::Standing;
 use super::packet::{Hook, Now};
 use super::step::Step;
@@ -10,7 +10,7 @@ use super::tables::{Accepted, Established, FlowTables, Tables};
 use super::transition::Transition;
 use super::verdict::Action;
 use super::work::{Work, allocation};
-use super::{affinity, connect_time, dsr, fast_path, handshake, outlier, retained, select, share};
+use super::{affinity, collision, connect_time, dsr, fast_path, handshake, outlier, retained, select, share};
 use crate::abi::{TCP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
 
@@ -48,7 +48,7 @@ pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
     if connection.is_reply() {
         return answer(tables, work, hook, now);
     }
-    if !hook.translates(connection.original.flow.flags) {
+    if !collision::translates(tables, packet, hook, connection.original.flow.flags) {
         return Step::Decided;
     }
     match handshake::original(tables, packet, &mut connection.original, hook, now) {
@@ -62,7 +62,7 @@ pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
         Transition::Retry => return Step::Retry,
         Transition::Abort => {
             let flow = &connection.original.flow;
-            verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
+            verdict.translate(Action::ToBackend, flow, forwarded(flow), is_routed(flow, hook));
             commit::remove(tables, work);
         }
         _ => forward(tables, work, hook, now),
@@ -86,7 +86,7 @@ pub(super) fn forward<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &m
         commit::refresh(tables, work, now);
     }
     let flow = &work.connection.original.flow;
-    work.verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
+    work.verdict.translate(Action::ToBackend, flow, forwarded(flow), is_routed(flow, hook));
 }
 
 /// What comes back for a handshake.

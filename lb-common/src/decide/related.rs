@@ -1,8 +1,10 @@
 //! Packets that are related to a connection without being one of its own: ICMP errors about it, later fragments, headers that contradict
 //! each other. They go the connection's way, or not at all, and change nothing of it.
 
+use super::collision;
+use super::established::is_routed;
 use super::lifetime::{Standing, expired};
-use super::packet::{Hook, Now};
+use super::packet::{Hook, Now, Packet};
 use super::tables::Tables;
 use super::verdict::Action;
 use super::vip::{ends_here, is_vip, unallocated};
@@ -43,7 +45,7 @@ pub(super) fn translate<const N: usize, T: Tables<N>>(
     if expired(tables, packet.key.protocol, flow, now) {
         return Related::Unknown;
     }
-    let Some(route) = translates(hook, is_reply, flow) else { return Related::NotHere };
+    let Some(route) = translates(tables, packet, hook, is_reply, flow) else { return Related::NotHere };
     let takes = Standing::of(tables, flow, now).takes(packet.key.protocol, flow);
     if flow.backend != 0 && (!takes || flow.state == flow_state::EVICTED) {
         verdict.backend = flow.backend;
@@ -56,11 +58,17 @@ pub(super) fn translate<const N: usize, T: Tables<N>>(
 
 /// Whether packets of this direction are translated at this hook; and if so, whether they are routed from here.
 #[inline(always)]
-const fn translates<const N: usize>(hook: Hook, is_reply: bool, flow: &Flow<N>) -> Option<bool> {
+fn translates<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    packet: &Packet<N>,
+    hook: Hook,
+    is_reply: bool,
+    flow: &Flow<N>,
+) -> Option<bool> {
     if is_reply {
         hook.translates_replies(flow.flags)
-    } else if hook.translates(flow.flags) {
-        Some(hook.has(Hook::ROUTED))
+    } else if collision::translates(tables, packet, hook, flow.flags) {
+        Some(is_routed(flow, hook))
     } else {
         None
     }

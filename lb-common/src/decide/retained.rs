@@ -1,8 +1,9 @@
 //! Packets of a connection that the table of handshakes retains though its handshake is over: one that has ended, or an encapsulated one, of
 //! which no reply passes this node.
 
+use super::collision;
 use super::commit::handshake as commit;
-use super::established::forwarded;
+use super::established::{forwarded, is_routed};
 use super::fast_path;
 use super::lifetime::{Standing, expired};
 use super::packet::{Hook, Now};
@@ -28,7 +29,7 @@ pub(super) fn packet<const N: usize, T: FlowTables<N>>(
         return Step::Decided;
     }
     let flow = &mut connection.original.flow;
-    if !hook.translates(flow.flags) {
+    if !collision::translates(tables, packet, hook, flow.flags) {
         return Step::Decided;
     }
     let is_over =
@@ -42,7 +43,7 @@ pub(super) fn packet<const N: usize, T: FlowTables<N>>(
         verdict.evict(packet, flow.backend);
         return Step::Decided;
     }
-    verdict.translate(Action::ToBackend, flow, forwarded(flow), hook.has(Hook::ROUTED));
+    verdict.translate(Action::ToBackend, flow, forwarded(flow), is_routed(flow, hook));
     // No reply of an encapsulated connection passes that could prove its end. A client that goes on has not meant it.
     let state = match state::closes(packet.tcp_flags) {
         _ if flow.port != 0 => flow.state,

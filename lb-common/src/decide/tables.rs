@@ -116,6 +116,11 @@ pub trait Tables<const N: usize> {
     fn note(&mut self, backend: u32, outcome: Outcome);
     /// Whether the client (a local one) has a live TCP connection of its own whose answers have `work.connection.reply_key`.
     fn direct_connection(&mut self, work: &mut Work<N>) -> bool;
+    /// Whether a socket of this node takes packets with `work.connection.reply_key`: a live TCP connection, or a bound UDP socket. No kernel
+    /// has such a look-up for SCTP.
+    fn node_socket(&mut self, work: &mut Work<N>) -> bool;
+    /// Whether this node has sent the packet itself: it came by no link.
+    fn is_from_node(&mut self) -> bool;
 }
 
 /// The writes to the flow tables. `commit` alone calls them.

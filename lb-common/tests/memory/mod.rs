@@ -68,6 +68,10 @@ pub struct Memory<const N: usize = 4> {
     pub seed: u32,
     /// Live direct connections of local clients, client → server.
     pub direct: Vec<FlowKey<N>>,
+    /// Sockets of this node: what each receives.
+    pub node_sockets: Vec<FlowKey<N>>,
+    /// The packets are this node's own.
+    pub is_from_node: bool,
 }
 
 impl<const N: usize> Memory<N> {
@@ -106,6 +110,8 @@ impl<const N: usize> Memory<N> {
             now_ns: 1_000_000_000_000,
             seed: 1,
             direct: Vec::new(),
+            node_sockets: Vec::new(),
+            is_from_node: false,
         }
     }
 }
@@ -353,5 +359,13 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn direct_connection(&mut self, work: &mut Work<N>) -> bool {
         self.direct.contains(&work.reply_key().reversed())
+    }
+
+    fn node_socket(&mut self, work: &mut Work<N>) -> bool {
+        self.node_sockets.contains(work.reply_key())
+    }
+
+    fn is_from_node(&mut self) -> bool {
+        self.is_from_node
     }
 }

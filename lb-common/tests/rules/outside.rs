@@ -300,3 +300,74 @@ fn two_clients_of_one_port_never_share_a_tuple() {
         assert_eq!((back.client, back.client_port), (client, 20_000));
     }
 }
+
+/// Ports that a client outside may keep, so that a process of this node can have the same one.
+const KEPT: u16 = 20_000;
+
+#[test]
+fn a_tuple_that_a_socket_of_this_node_has_goes_to_no_client() {
+    for hook in FROM_THE_WIRE {
+        for (protocol, asks) in [(TCP, SYN), (UDP, 0)] {
+            let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+            let kept = tables.ask(from(CLIENT, KEPT, protocol), asks, hook);
+            assert_eq!((kept.outcome, kept.client_port), (Outcome::Masqueraded, KEPT), "a client keeps its port");
+
+            let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+            // The one of the client's own port, and of most of the range.
+            let ports = (SOURCE_PORT_FIRST..=SOURCE_PORT_FIRST + (SOURCE_PORT_COUNT - 1)).filter(|port| port % 2 == 0);
+            tables.node_sockets = [KEPT].into_iter().chain(ports).map(|port| to_node(protocol, port)).collect();
+            let sent = tables.ask(from(CLIENT, KEPT, protocol), asks, hook);
+            assert_eq!((sent.action, sent.outcome), (Action::ToBackend, Outcome::Masqueraded));
+            assert!(!tables.node_sockets.contains(&answer(protocol, &sent)), "{sent:?}");
+        }
+    }
+}
+
+/// What a socket of this node at this port receives from the backend.
+fn to_node(protocol: u8, port: u16) -> FlowKey<4> {
+    FlowKey { src: REMOTE, dst: NODE, src_port: 8080, dst_port: port, protocol, pad: [0; 3] }
+}
+
+#[test]
+fn this_nodes_own_connection_on_the_tuple_of_a_client_gets_another_port() {
+    for out in [Hook::NODE_OUT, Hook::POD_OUT] {
+        for (protocol, asks, answers) in [(TCP, SYN, SYN | ACK), (UDP, 0, 0)] {
+            let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+            let sent = tables.ask(from(CLIENT, KEPT, protocol), asks, Hook::NODE_IN);
+            assert_eq!(sent.client_port, KEPT);
+            tables.ask(answer(protocol, &sent), answers, Hook::NODE_IN);
+            let later = if protocol == TCP { ACK } else { 0 };
+            tables.ask(from(CLIENT, KEPT, protocol), later, Hook::NODE_IN);
+
+            // What leaves for the client has the same tuple as what the node's process sends.
+            let own = to_node(protocol, KEPT).reversed();
+            assert_eq!(tables.ask(own, asks, out).action, Action::Pass, "forwarded");
+            tables.is_from_node = true;
+            let first = tables.ask(own, asks, out);
+            assert_eq!((first.outcome, first.address, first.route), (Outcome::DirectTranslated, REMOTE, false));
+            assert_ne!(first.client_port, KEPT);
+            assert_eq!(tables.ask(own, asks, out).client_port, first.client_port, "once more");
+            tables.is_from_node = false;
+            assert_eq!(tables.ask(own, later, out).action, Action::Pass, "forwarded");
+
+            for hook in FIRST_SEEN {
+                let back = tables.ask(answer(protocol, &first), answers, hook);
+                assert_eq!((back.action, back.client, back.client_port), (Action::ToClient, NODE, KEPT), "{hook:?}");
+                assert_eq!((back.address, back.port), (REMOTE, 8080));
+                let theirs = tables.ask(answer(protocol, &sent), later, hook);
+                assert_eq!((theirs.client, theirs.client_port), (CLIENT, KEPT), "the client's go to the client");
+            }
+            tables.is_from_node = true;
+            let more = tables.ask(own, later, out);
+            assert_eq!((more.client_port, more.route), (first.client_port, false));
+
+            // Any other connection of the node is left alone, and costs no entry.
+            let entries = tables.flows.len() + tables.half_open.len();
+            for port in [KEPT + 1, 40_000, 80, SOURCE_PORT_FIRST] {
+                let other = to_node(protocol, port).reversed();
+                assert_eq!(tables.ask(other, asks, out).action, Action::Pass, "port {port}");
+            }
+            assert_eq!(tables.flows.len() + tables.half_open.len(), entries);
+        }
+    }
+}

@@ -41,7 +41,7 @@ pub fn go_on<const N: usize>(skb: *mut __sk_buff, scratch: &mut Scratch<N>, step
         Step::Handshake => TcStage::Handshake,
         Step::MidStream => TcStage::Complete,
         Step::Select => TcStage::Select,
-        Step::Direct if scratch.point.hook().has(Hook::FROM_CLIENT) => TcStage::Direct,
+        Step::Direct if scratch.point.hook().has(Hook::FROM_CLIENT | Hook::REPLIES) => TcStage::Direct,
         Step::Allocate => TcStage::Allocate,
         Step::Direct | Step::Decided | Step::Unrelated => TcStage::Verdict,
     };

@@ -290,4 +290,14 @@ impl<const N: usize, S: Stored<N>> Tables<N> for Overlay<'_, N, S> {
     fn direct_connection(&mut self, _: &mut Work<N>) -> bool {
         false
     }
+
+    /// The same of this node's sockets.
+    fn node_socket(&mut self, _: &mut Work<N>) -> bool {
+        false
+    }
+
+    /// The packet is a client's.
+    fn is_from_node(&mut self) -> bool {
+        false
+    }
 }

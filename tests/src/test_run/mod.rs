@@ -40,6 +40,12 @@ pub struct Ran {
     pub bytes: Vec<u8>,
 }
 
+/// `struct __sk_buff` up to `ingress_ifindex`: the packet has come by a link, as all have but the node's own.
+const FORWARDED: [u8; 40] = {
+    let mut context = [0; 40];
+    context[36] = 1;
+    context
+};
 /// Room for what a program may add to a packet: an IPv6 and an ICMP header, and then some.
 const GROWTH: usize = 256;
 /// Sizes of the maps: enough for any table of a test, quick to make.
@@ -236,7 +242,9 @@ impl LoadedPrograms {
             [0, u32::try_from(packet.len())?, 0, self.arrives_by, 0, 0].map(u32::to_ne_bytes).concat();
         let result = match hook {
             Hook::Xdp => <&Xdp>::try_from(program)?.test_run(TestRunOptions { ctx_in: Some(&arrival), ..options }),
-            _ => <&SchedClassifier>::try_from(program)?.test_run(options),
+            _ => {
+                <&SchedClassifier>::try_from(program)?.test_run(TestRunOptions { ctx_in: Some(&FORWARDED), ..options })
+            }
         };
         let result = match result {
             Ok(result) => result,

@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use lb_common::outcome::Outcome;
-use lb_tests::external_client::{DNS, ExternalClient, ODD, external_ip, load_balancer};
-use lb_tests::peers::{Datagrams, Stream, eventually};
+use lb_tests::external_client::{DNS, ExternalClient, HTTP, ODD, external_ip, load_balancer};
+use lb_tests::peers::{Datagrams, Stream, eventually, fresh_port};
 use lb_tests::ping::pings;
 use lb_tests::topology::NetNs;
 use socket2::{Domain, Socket, Type};
@@ -138,5 +138,68 @@ fn addresses_of_services_answer_clients_outside_and_a_nodes_own_speaks_for_itsel
     let after = beyond.counters();
     for outcome in [Outcome::RefusedUnserved, Outcome::EchoReplied] {
         assert_eq!(after.since(&before, outcome), 0, "{}", after.line_since(&before));
+    }
+}
+
+/// Of a process of the node and a client outside that have one port and one backend.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum First {
+    Process,
+    Client,
+}
+
+impl First {
+    /// Begins both, this one first: the process, the client.
+    fn begin<A, B>(self, process: impl FnOnce() -> A, client: impl FnOnce() -> B) -> (A, B) {
+        match self {
+            Self::Process => (process(), client()),
+            Self::Client => {
+                let client = client();
+                (process(), client)
+            }
+        }
+    }
+}
+
+#[test]
+fn a_process_of_the_node_and_a_client_with_one_port_each_get_their_own_answers() {
+    for xdp in ["--xdp-mode=off", "--xdp-mode=native"] {
+        let beyond = ExternalClient::with("one-port", &[xdp], |service| service);
+        let (host, client) = (beyond.nodes[0].netns(), beyond.client.netns());
+        for first in [First::Process, First::Client] {
+            for (to, ip) in beyond.frontends(HTTP).into_iter().zip(beyond.backend.addresses().both()) {
+                let case = format!("{xdp}, tcp {to}, {first:?} first");
+                let port = fresh_port();
+                let connect = |netns, to| {
+                    let mut stream = Stream::connect_from(netns, port, to, LIMIT).expect(&case);
+                    stream.ask("first").expect(&case);
+                    stream
+                };
+                let direct = SocketAddr::new(ip, 8080);
+                let (mut process, mut outside) = first.begin(|| connect(host, direct), || connect(client, to));
+                for turn in 0..3 {
+                    for (who, stream) in [("process", &mut process), ("client", &mut outside)] {
+                        stream.ask(&format!("{who} {turn}")).unwrap_or_else(|e| panic!("{case}, {who} {turn}: {e}"));
+                    }
+                }
+            }
+            for (to, ip) in beyond.frontends(DNS).into_iter().zip(beyond.backend.addresses().both()) {
+                let case = format!("{xdp}, udp {to}, {first:?} first");
+                let port = fresh_port();
+                let ask = |netns, to| {
+                    let socket = Datagrams::unconnected(netns, port, to).expect(&case);
+                    socket.ask_at(to, "first").expect(&case);
+                    socket
+                };
+                let direct = SocketAddr::new(ip, 5353);
+                let (process, outside) = first.begin(|| ask(host, direct), || ask(client, to));
+                for turn in 0..3 {
+                    for (who, socket, to) in [("process", &process, direct), ("client", &outside, to)] {
+                        let answer = socket.ask_at(to, &format!("{who} {turn}"));
+                        answer.unwrap_or_else(|e| panic!("{case}, {who} {turn}: {e}"));
+                    }
+                }
+            }
+        }
     }
 }
