@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use duct::cmd;
 
 pub use self::checkout::{Checkout, remove};
 use self::generated::Part;
@@ -29,8 +28,7 @@ use crate::workspace::{Workspace, is_root};
 const MUTATIONS_MIN: usize = 10;
 
 /// So many of each kind are in the share of a run of the ladder. The kinds are mutations that the tests of lb-common judge, and mutations that are
-/// judged on programs in the kernel. The commit decides which ones, and the first of them: each commit tries others, and the same commit the same
-/// ones. `cargo xtask mutate` tries all.
+/// judged on programs in the kernel. Each commit tries the same ones, so that none fails by chance. `cargo xtask mutate` tries all.
 const MUTATIONS_A_RUN: usize = 5;
 
 /// The binaries whose tests judge mutations of the programs.
@@ -57,7 +55,7 @@ pub struct MutateArgs {
     /// Only the mutants that cargo-mutants makes; without this and without a choice, the seeded mutations and these.
     #[arg(long)]
     generated: bool,
-    /// Only this commit's part of the sample of these, as in the ladder.
+    /// Only the part of these that the ladder tries.
     #[arg(long, conflicts_with_all = ["filter", "file", "from", "generated", "minutes", "list"])]
     sample: bool,
     /// Only one of N equal parts of the mutants that cargo-mutants makes: the K-th one, from 1 on.
@@ -76,7 +74,7 @@ pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
     let time = args.minutes.map(Duration::from_mins);
     if args.sample {
         host::check_unmutated(workspace)?;
-        return conclude(&generated::run_sample(workspace, &commit(workspace))?);
+        return conclude(&generated::run_sample(workspace)?);
     }
     if args.generated {
         return conclude(&generated::run_all(workspace, args.filter.as_deref(), args.part, time)?);
@@ -130,7 +128,7 @@ fn conclude(tally: &Tally) -> Result<()> {
     Ok(())
 }
 
-/// Runs this commit's share of the mutations, as a rung of the ladder: those that the tests of lb-common judge beside those that are judged on
+/// Runs a share of the mutations, as a rung of the ladder: those that the tests of lb-common judge beside those that are judged on
 /// programs.
 pub fn run_share(workspace: &Workspace, toolchain: Toolchain, built: &Built) -> Result<Tally> {
     let started = Instant::now();
@@ -139,15 +137,14 @@ pub fn run_share(workspace: &Workspace, toolchain: Toolchain, built: &Built) -> 
         bail!("{} mutations in tests/mutations, expected at least {MUTATIONS_MIN}", mutations.len());
     }
     let all = mutations.len();
-    let commit = commit(workspace);
-    let [host, programs] = share(mutations, &commit);
+    let [host, programs] = share(mutations);
     let tried = host.len() + programs.len();
-    say(&format!("{tried} of {all} mutations, this commit's share; `cargo xtask mutate` tries all"));
+    say(&format!("{tried} of {all} mutations; `cargo xtask mutate` tries all"));
     std::thread::scope(|scope| {
         let programs = scope.spawn(|| run_seeded(workspace, toolchain, built, &programs, Some(started + SHARE_TIME)));
         let on_host = host::check_unmutated(workspace).map(|()| {
             // The seeded ones are tried even if cargo-mutants cannot be.
-            let mut tally = generated::run_sample(workspace, &commit)
+            let mut tally = generated::run_sample(workspace)
                 .unwrap_or_else(|error| Tally::one(&format!("mutants of cargo-mutants: {error:#}"), false));
             tally += run_seeded(workspace, toolchain, built, &host, Some(started + SHARE_TIME));
             tally
@@ -156,21 +153,6 @@ pub fn run_share(workspace: &Workspace, toolchain: Toolchain, built: &Built) -> 
         tally += on_host?;
         Ok(tally)
     })
-}
-
-/// The commit that is checked out; nothing where there is no git.
-fn commit(workspace: &Workspace) -> String {
-    let head = cmd!("git", "rev-parse", "HEAD").dir(&workspace.root).stderr_null();
-    head.read().unwrap_or_default()
-}
-
-/// A number below `bound` that the commit decides.
-fn chosen(commit: &str, bound: usize) -> usize {
-    // FNV-1a: a sum of digits times a factor would depend on two digits alone if the bound were divisible by the factor.
-    let hash = commit
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    usize::try_from(hash % bound as u64).unwrap_or_default()
 }
 
 /// The binaries that judge these mutations.
@@ -182,15 +164,14 @@ fn judges(root: &Path, mutations: &[Mutation]) -> Result<Vec<&'static str>> {
 }
 
 /// The share of those that the host judges, and of those that are judged on programs.
-fn share(mutations: Vec<Mutation>, commit: &str) -> [Vec<Mutation>; 2] {
+fn share(mutations: Vec<Mutation>) -> [Vec<Mutation>; 2] {
     let (host, programs) = mutations.into_iter().partition(Mutation::is_on_host);
-    [host, programs].map(|kind| spread(kind, commit))
+    [host, programs].map(spread)
 }
 
-/// Every n-th mutation from one that the commit decides: neighbours in the file, which break like things, are spread over the commits.
-fn spread(mut mutations: Vec<Mutation>, commit: &str) -> Vec<Mutation> {
-    let (step, first) = (mutations.len().div_ceil(MUTATIONS_A_RUN).max(1), chosen(commit, mutations.len().max(1)));
-    mutations.rotate_left(first);
+/// Every n-th mutation: neighbours in the file break like things.
+fn spread(mutations: Vec<Mutation>) -> Vec<Mutation> {
+    let step = mutations.len().div_ceil(MUTATIONS_A_RUN).max(1);
     mutations.into_iter().step_by(step).collect()
 }
 
@@ -258,17 +239,12 @@ mod tests {
     }
 
     #[test]
-    fn the_shares_of_all_commits_are_all_mutations_and_each_is_the_first_of_some() {
+    fn a_share_has_some_of_each_kind() {
         let all = table::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/mutations")).expect("the table");
-        let mut missed: BTreeSet<String> = all.iter().map(|mutation| mutation.name.clone()).collect();
-        for commit in 0..1_024 {
-            for (kind, share) in share(all.clone(), &format!("{commit:040x}")).into_iter().enumerate() {
-                let few = share.len();
-                assert!(few <= MUTATIONS_A_RUN && few + 1 >= MUTATIONS_A_RUN, "{few} in a share");
-                assert!(share.iter().all(|mutation| mutation.is_on_host() == (kind == 0)));
-                missed.remove(&share[0].name);
-            }
+        for (kind, share) in share(all).into_iter().enumerate() {
+            let few = share.len();
+            assert!(few <= MUTATIONS_A_RUN && few + 1 >= MUTATIONS_A_RUN, "{few} in a share");
+            assert!(share.iter().all(|mutation| mutation.is_on_host() == (kind == 0)));
         }
-        assert!(missed.is_empty(), "a slow machine never tries {missed:?}");
     }
 }
