@@ -200,8 +200,8 @@ impl Fixture {
     /// Runs a program at a link.
     fn run(&self, (program, link): Seen, packet: &[u8]) -> (i32, Vec<u8>) {
         let program: &SchedClassifier = self.ebpf.program(program).unwrap().try_into().unwrap();
-        // `struct __sk_buff` up to `ifindex`.
-        let context: Vec<u8> = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, link].map(u32::to_ne_bytes).concat();
+        // `struct __sk_buff` up to `ingress_ifindex` and `ifindex`. Each packet has come by a link.
+        let context: Vec<u8> = [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, link].map(u32::to_ne_bytes).concat();
         let mut out = vec![0; packet.len() + 256];
         let options = TestRunOptions {
             data_in: Some(packet),
