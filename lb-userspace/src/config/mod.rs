@@ -53,7 +53,7 @@ pub const DEFAULT_ADOPTION_WINDOW: Duration = Duration::from_mins(10);
 /// How often the tables are read back and compared with the plan.
 pub const DEFAULT_AUDIT_INTERVAL: Duration = Duration::from_secs(30);
 /// How often what is held of the API is compared with a fresh list.
-pub const DEFAULT_RESYNC_INTERVAL: Duration = Duration::from_mins(5);
+pub const DEFAULT_RESYNC_INTERVAL: Duration = Duration::from_hours(1);
 /// How long a watch may be silent before a probe.
 pub const DEFAULT_WATCH_SILENCE: Duration = Duration::from_secs(30);
 /// How long the first start waits for the Node object.

@@ -68,7 +68,7 @@ pub struct KubeSettings {
     /// How long a watch may be silent before a probe, on average: each round is up to a quarter shorter or longer, so that not all
     /// nodes ask at once.
     pub silence: Duration,
-    /// Mean time from one comparison with a complete list to the next, a fifth less or more; `None`: never.
+    /// Mean time from one comparison with a complete list to the next, a fifth less or more; the first is anywhere in it. `None`: never.
     pub compare_interval: Option<Duration>,
     /// How many services the tables hold already: an API that lists none, or suddenly few, is then not believed at once.
     pub expected_services: usize,

@@ -136,6 +136,9 @@ named! {
         List = "list",
         /// A second watch on a new connection.
         Probe = "probe",
+        /// A second watch on a new connection brought nothing, not even a bookmark, though the store went on. Complete lists confirm
+        /// at growing distances that nothing was missed.
+        SilentProbe = "silent-probe",
     }
 }
 

@@ -118,7 +118,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(settings.active_checks, ActiveChecks::Off);
     assert_eq!((settings.check_limits.per_second.get(), settings.check_limits.in_flight.get()), (200, 128));
     assert_eq!(settings.audit_interval, Some(Duration::from_secs(30)));
-    assert_eq!(settings.resync_interval, Some(Duration::from_mins(5)));
+    assert_eq!(settings.resync_interval, Some(Duration::from_hours(1)));
     assert_eq!(settings.watch_silence, Duration::from_secs(30));
     assert_eq!(settings.node_wait, Duration::from_secs(30));
     assert_eq!(settings.healthz_fail_stale, None);

@@ -51,7 +51,7 @@ pub struct FailingReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]
 pub struct ProofReport {
-    /// `event`, `bookmark`, `list` or `probe`.
+    /// `event`, `bookmark`, `list`, `probe` or `silent-probe`.
     pub kind: String,
     pub age_seconds: f64,
 }

@@ -8,7 +8,9 @@ pub const FOUND_LIMIT: Duration = Duration::from_secs(45);
 /// Mean silence of a watch before a probe.
 pub const SILENCE: Duration = Duration::from_secs(30);
 /// Mean time from one comparison to the next.
-pub const COMPARE_INTERVAL: Duration = Duration::from_mins(5);
+pub const COMPARE_INTERVAL: Duration = Duration::from_hours(1);
+/// From one list that silent probes force to the next: at first, and at most, up to a fifth more.
+pub const FORCED_LIST_DISTANCE: (Duration, Duration) = (Duration::from_mins(1), Duration::from_mins(10));
 /// A connection that is idle for so long is asked for a sign of life, then so often.
 pub const KEEPALIVE: Duration = Duration::from_secs(20);
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);

@@ -4,6 +4,7 @@
 //! compared with a fresh list now and then (`comparing`). Nothing is ever deleted but by a delete event or a complete list that is believed.
 
 mod comparing;
+mod forced;
 mod listing;
 mod probing;
 mod watching;
@@ -14,6 +15,7 @@ use tokio::time::Instant;
 
 use self::{
     comparing::Comparison,
+    forced::ForcedLists,
     listing::Listing,
     probing::Probe,
     watching::{Line, Watch},
@@ -66,6 +68,7 @@ pub struct Watcher<K> {
     watch: Watch,
     probe: Option<Probe>,
     probe_at: Instant,
+    forced_lists: ForcedLists,
     /// From where the last watch was opened that was lost at once.
     lost_at: Option<Version>,
     /// Replacements of dead watches that brought nothing so far.
@@ -89,6 +92,7 @@ impl<K> Watcher<K> {
             watch: Watch::closed(now),
             probe: None,
             probe_at: now,
+            forced_lists: ForcedLists::default(),
             lost_at: None,
             replacements: 0,
             compare_at: None,

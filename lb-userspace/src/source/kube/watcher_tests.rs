@@ -259,5 +259,7 @@ mod comparisons;
 mod lists;
 #[path = "random_tests.rs"]
 mod random;
+#[path = "silent_probe_tests.rs"]
+mod silent_probes;
 #[path = "story_tests.rs"]
 mod stories;

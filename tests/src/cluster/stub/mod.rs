@@ -132,6 +132,12 @@ impl StubApi {
         self.change(State::silence_watches);
     }
 
+    /// From now on a watch gets a bookmark only where its kind has changed since its version, as of kube-apiserver over etcd 3.4, which
+    /// reports no progress.
+    pub fn report_no_progress(&self) {
+        self.change(State::report_no_progress);
+    }
+
     /// Ends all watches in order, without a last bookmark, and forgets the changes up to now: a request for those gets 410.
     pub fn forget(&self) {
         self.change(State::forget);

@@ -101,7 +101,7 @@ fn answer(shared: &Arc<Shared>, kind: ResourceKind, peer: SocketAddr, query: Str
     drop(state);
     let end = Clock::now() + Duration::from_secs(seconds);
     let shared = Arc::clone(shared);
-    let watch = Watch { shared, kind, selector, number, initial, told: version, end, bookmarks: None };
+    let watch = Watch { shared, kind, selector, number, initial, from: version, told: version, end, bookmarks: None };
     Body::from_stream(watch.lines()).into_response()
 }
 
@@ -120,6 +120,8 @@ struct Watch {
     number: usize,
     /// The events that it begins with, if it was asked to.
     initial: Option<String>,
+    /// The version that it began at.
+    from: u64,
     /// Everything up to this version was sent, or is hidden.
     told: u64,
     end: Clock,
@@ -167,7 +169,9 @@ impl Watch {
                     }
                     let next = due + BOOKMARK_EVERY;
                     self.bookmarks = Some(if next < self.end { next } else { self.end + BOOKMARK_EVERY });
-                    return Some(format!("{}\n", self.shared.state().bookmark(self.kind)));
+                    if let Some(bookmark) = self.shared.state().bookmark(self.kind, self.from) {
+                        return Some(format!("{bookmark}\n"));
+                    }
                 }
             }
         }

@@ -97,6 +97,8 @@ pub struct State {
     silent_before: usize,
     ended_before: usize,
     watches: usize,
+    /// Of a kind, changes of others are no news to its watches.
+    reports_no_progress: bool,
     requests: Vec<Request>,
     events: Vec<Value>,
 }
@@ -114,6 +116,7 @@ impl Default for State {
             silent_before: 0,
             ended_before: 0,
             watches: 0,
+            reports_no_progress: false,
             requests: Vec::new(),
             events: Vec::new(),
         }
@@ -254,16 +257,22 @@ impl State {
         self.history[known..].iter().filter(tells)
     }
 
-    pub fn bookmark(&self, kind: ResourceKind) -> Value {
-        json!({"type": "BOOKMARK", "object": {
-            "kind": kind.name(), "apiVersion": kind.api_version(),
-            "metadata": {"resourceVersion": self.version.to_string()},
-        }})
+    pub fn report_no_progress(&mut self) {
+        self.reports_no_progress = true;
+    }
+
+    /// Of a watch that began at version `from`; `None`: the server has none for it.
+    pub fn bookmark(&self, kind: ResourceKind, from: u64) -> Option<Value> {
+        if !self.reports_no_progress {
+            return Some(bookmark(kind, self.version));
+        }
+        let newest = self.history.iter().rev().find(|change| change.kind == kind)?.version;
+        (newest > from).then(|| bookmark(kind, newest))
     }
 
     /// The bookmark behind the initial events of a watch.
     pub fn initial_bookmark(&self, kind: ResourceKind) -> Value {
-        let mut bookmark = self.bookmark(kind);
+        let mut bookmark = bookmark(kind, self.version);
         bookmark["object"]["metadata"]["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         bookmark
     }
@@ -288,6 +297,13 @@ impl State {
         let event = json!({"type": how, "object": object});
         self.history.push(Change { version: self.version, kind, event, hidden: false });
     }
+}
+
+fn bookmark(kind: ResourceKind, version: u64) -> Value {
+    json!({"type": "BOOKMARK", "object": {
+        "kind": kind.name(), "apiVersion": kind.api_version(),
+        "metadata": {"resourceVersion": version.to_string()},
+    }})
 }
 
 fn name(kind: ResourceKind, object: &Value) -> Name {

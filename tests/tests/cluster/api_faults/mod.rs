@@ -5,6 +5,7 @@
 mod compare;
 mod connection;
 mod credentials;
+mod no_progress;
 mod odd_objects;
 mod order;
 mod short_lists;

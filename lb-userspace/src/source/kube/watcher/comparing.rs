@@ -80,9 +80,12 @@ impl<K> Comparison<K> {
 }
 
 impl<K> Watcher<K> {
-    pub(super) fn schedule_comparison(&mut self, now: Instant) {
+    /// `is_first`: all nodes may have listed together, so the first comparison is spread over all of the interval.
+    pub(super) fn schedule_comparison(&mut self, is_first: bool, now: Instant) {
         self.comparison = None;
-        self.compare_at = self.settings.compare_interval.map(|interval| now + self.pauses.around(interval, 5));
+        let pauses = &mut self.pauses;
+        let pause = |interval| if is_first { pauses.within(interval) } else { pauses.around(interval, 5) };
+        self.compare_at = self.settings.compare_interval.map(pause).map(|pause| now + pause);
     }
 
     /// A comparison begins only while the watch is open.
@@ -201,6 +204,7 @@ impl<K> Watcher<K> {
         self.compared(now);
         if !effects.is_empty() {
             // The watch should have brought this.
+            self.forced_lists.reset();
             effects.extend(self.condemn(Restart::Compare, now));
         }
         effects
@@ -210,6 +214,6 @@ impl<K> Watcher<K> {
     fn compared(&mut self, now: Instant) {
         self.status.compares += 1;
         self.prove(ProofKind::List, now);
-        self.schedule_comparison(now);
+        self.schedule_comparison(false, now);
     }
 }

@@ -182,9 +182,10 @@ impl<K> Watcher<K> {
             let before = std::mem::replace(&mut self.known, std::mem::take(&mut listing.seen));
             if self.known.contains_key(&ObjectName::unreadable()) {
                 // What it does not name is still held.
-                self.known.extend(before.into_iter().filter(|(name, _)| absent.contains(name)));
+                let unnamed = before.iter().filter(|(name, _)| absent.contains(name));
+                self.known.extend(unnamed.map(|(name, version)| (name.clone(), version.clone())));
             }
-            self.take_list(version, now);
+            self.take_list(version, before != self.known, now);
             return true;
         }
         let is_first = listing.unconfirmed.is_none();
@@ -203,7 +204,7 @@ impl<K> Watcher<K> {
     }
 
     /// What was listed is known now; a watch follows from there.
-    fn take_list(&mut self, version: Version, now: Instant) {
+    fn take_list(&mut self, version: Version, is_changed: bool, now: Instant) {
         self.listing = None;
         self.version = Some(version);
         self.status.objects = self.known.len();
@@ -211,6 +212,7 @@ impl<K> Watcher<K> {
         self.settings.expected_objects = 0;
         self.prove(ProofKind::List, now);
         self.watch = Watch::waiting(now);
-        self.schedule_comparison(now);
+        let is_forced = self.forced_lists.listed(is_changed, &mut self.pauses, now);
+        self.schedule_comparison(!is_forced, now);
     }
 }

@@ -89,6 +89,10 @@ impl<K> Watcher<K> {
                     return self.relist(Relist::RolledBack, now);
                 }
                 if probe.missed.is_none() {
+                    if probe.check == VersionCheck::Done && version.as_ref() > Some(&probe.from) {
+                        // The server does learn of the store's progress.
+                        self.forced_lists.reset();
+                    }
                     return self.probed_fresh(version, now);
                 }
             }
@@ -102,10 +106,7 @@ impl<K> Watcher<K> {
                 (probe.check, probe.asked, probe.opened) = (VersionCheck::Asked, now, None);
                 return vec![Effect::CheckVersion];
             }
-            Received::Ended => {
-                *self.status.probes.entry(Probed::Unproven).or_default() += 1;
-                return self.relist(Relist::Unproven, now);
-            }
+            Received::Ended => return self.probe_was_silent(now),
             Received::Page(page) if probe.check == VersionCheck::Asked => {
                 return self.looked(page.version, now);
             }
@@ -148,6 +149,20 @@ impl<K> Watcher<K> {
         };
         self.probe = Some(probe);
         vec![Effect::Watch { call: Call::Probe, version: held, seconds: bounds::PROBE_SECONDS }]
+    }
+
+    /// Not even the second probe brought a word. A fresh watch was accepted and the store was read, so connection and API are well. Whether
+    /// the server's watches leave something out, only a list shows.
+    fn probe_was_silent(&mut self, now: Instant) -> Vec<Effect<K>> {
+        *self.status.probes.entry(Probed::Unproven).or_default() += 1;
+        if self.forced_lists.force(&mut self.pauses, now) {
+            return self.relist(Relist::Unproven, now);
+        }
+        self.probe = None;
+        // The watch has no more to say than the probe.
+        self.watch.received = now;
+        self.prove(ProofKind::SilentProbe, now);
+        vec![Effect::Close(Call::Probe)]
     }
 
     fn probed_fresh(&mut self, version: Option<Version>, now: Instant) -> Vec<Effect<K>> {

@@ -89,7 +89,7 @@ impl<K> Watcher<K> {
             }
             Received::Deleted(name, version) => self.watch_received_version(Some(Change::Delete(name)), version, now),
             Received::Unreadable(reason) => self.relist_unreadable(reason, now),
-            Received::Ended if self.watch.is_short && !self.watch.proven => self.relist(Relist::Unproven, now),
+            Received::Ended if self.watch.is_short && !self.watch.proven => self.short_watch_was_silent(now),
             // Servers end a watch a little before or after the time.
             Received::Ended if now + Duration::from_secs(1) >= self.watch.ends => {
                 self.watch = Watch::waiting(now);
@@ -101,6 +101,15 @@ impl<K> Watcher<K> {
             Received::Failed(failure) => self.watch_failed(failure, now),
             Received::Progress | Received::Page(_) => Vec::new(),
         }
+    }
+
+    /// A probe that took the place of the watch, and brought nothing. If no list is due, a probe of the next watch follows soon.
+    fn short_watch_was_silent(&mut self, now: Instant) -> Vec<Effect<K>> {
+        if self.forced_lists.force(&mut self.pauses, now) {
+            return self.relist(Relist::Unproven, now);
+        }
+        self.watch = Watch::waiting(now);
+        vec![Effect::Close(Call::Watch)]
     }
 
     fn watch_opened(&mut self, now: Instant) -> Vec<Effect<K>> {
@@ -166,6 +175,7 @@ impl<K> Watcher<K> {
         {
             return None;
         }
+        self.forced_lists.put_off();
         if let Some(change) = change {
             return Some(Effect::Emit(self.changed(change, version)));
         }
