@@ -24,16 +24,26 @@ use crate::tc::fragments;
 use crate::tc::headers::{self, Extent, Piece, is_icmp};
 use crate::tc::skb::{load, ports, store};
 
-/// How long the packet is on the wire in its outer header. The kernel takes the header off the length of segments that it has joined.
+/// How long the packet is on the wire in its outer header: of several segments that the kernel has joined, the longest. 0: not known.
+///
+/// The kernel takes the header's length off TCP segments that it has joined. Datagrams keep theirs, see [`gso`].
 #[inline(always)]
 pub fn wire_length<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offsets: Offsets) -> u32 {
     // SAFETY: reads the context.
     let is_joined = unsafe { (*skb).gso_size } != 0;
-    if is_joined {
-        forward::wire_length(skb, packet, offsets)
+    let length = forward::wire_length(skb, packet, offsets);
+    if length == 0 || (is_joined && packet.key.protocol == TCP) {
+        length
     } else {
-        packet.length + outer_header::length::<N>() as u32
+        length + outer_header::length::<N>() as u32
     }
+}
+
+/// What becomes of the length of joined segments with the outer header. That of datagrams must stay, as it says where each ends: without this flag
+/// `bpf_skb_net_grow` refuses them (Linux 5.2 and later, net/core/filter.c). TCP segments become shorter, so that they fit as before.
+#[inline(always)]
+const fn gso(protocol: u8) -> u32 {
+    if protocol == UDP { BPF_F_ADJ_ROOM_FIXED_GSO } else { 0 }
 }
 
 /// [`TcStage::Encapsulate`]: sends the packet of the scratch record whole to the node of the backend that its verdict names. Nothing is
@@ -69,7 +79,8 @@ where
     // SAFETY: a helper on the program's own packet.
     let grown = unsafe {
         let family = if N == 4 { BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 } else { BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 };
-        bpf_skb_adjust_room(skb, outer_header::length::<N>() as i32, BPF_ADJ_ROOM_MAC, u64::from(family))
+        let flags = u64::from(family | gso(work.packet.key.protocol));
+        bpf_skb_adjust_room(skb, outer_header::length::<N>() as i32, BPF_ADJ_ROOM_MAC, flags)
     };
     let written = if N == 4 {
         store(skb, point.network(), &outer_header::v4(work.packet.length, src, dst))

@@ -16,6 +16,7 @@ use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, Server, eventually, fresh_port};
 use lb_tests::topology::{Addresses, Checksums, Namespace, Node, NodeOptions, Pod, Topology, set_checksums};
 use lb_userspace::maps::Pinned;
+use nix::sys::socket::{setsockopt, sockopt};
 
 /// A slow machine gets this long.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -241,6 +242,68 @@ fn joined_segments_leave_in_outer_headers_of_their_own() {
     }
     assert_eq!(scenario.counters(0).get(Outcome::DroppedRewrite), 0);
     assert_eq!(scenario.counters(1).get(Outcome::DroppedRewrite), 0);
+}
+
+/// A client sends many datagrams in one piece (`UDP_SEGMENT`), as QUIC does, and the kernel forwards them so. `link`: of the link between the nodes,
+/// which carries them joined, or for which the kernel parts them.
+fn joined_datagrams_arrive(link: Checksums) {
+    const DATAGRAMS: u8 = 20;
+    const BURSTS: u8 = 10;
+    let scenario = Scenario::new(Underlay::Wire, &["--xdp-mode=off"]);
+    set_checksums(&scenario.client, "eth0", Checksums::Partial).unwrap();
+    set_checksums(scenario.topology.wire(), &scenario.nodes[0].port(), Checksums::Partial).unwrap();
+    set_checksums(scenario.nodes[0].namespace(), "eth0", link).unwrap();
+    for to in scenario.frontends(ODD, 54) {
+        let before = scenario.both();
+        let server = scenario.backend.netns().run(|| UdpSocket::bind(scenario.target(to.ip()))).unwrap();
+        server.set_read_timeout(Some(LIMIT)).unwrap();
+        let sending = |length: usize| {
+            let client = scenario.client.netns().run(|| UdpSocket::bind((client_addresses().like(to.ip()), 0)))?;
+            client.connect(to)?;
+            let segment = i32::try_from(length).expect("a datagram's length");
+            setsockopt(&client, sockopt::UdpGsoSegment, &segment)?;
+            std::io::Result::Ok(client)
+        };
+        // Each fits the client's link, and not the outer header: the client learns of it, and sends no such again.
+        let headers = if to.is_ipv4() { 28 } else { 48 };
+        let too_long = 1_500 - headers;
+        eventually(&format!("{to}: the client is told"), LIMIT, || {
+            sending(too_long).unwrap().send(&vec![b'x'; 3 * too_long]).err()
+        });
+        let counted = scenario.since(&before, Outcome::RefusedTooBig)[0];
+        assert!(counted >= 1, "{to}: {}", scenario.counters(0).line_since(&before[0]));
+        // The longest that fit.
+        let length = too_long - if to.is_ipv4() { 20 } else { 40 };
+        let client = sending(length).unwrap();
+        let before = scenario.both();
+        for burst in 0..BURSTS {
+            let sent: Vec<u8> = (0..DATAGRAMS).flat_map(|index| vec![burst * DATAGRAMS + index; length]).collect();
+            client.send(&sent).unwrap();
+            let mut room = [0; 2_000];
+            for (index, expected) in sent.chunks(length).enumerate() {
+                let (got, from) = server.recv_from(&mut room).unwrap_or_else(|error| {
+                    let [first, second] = [0, 1].map(|node| scenario.counters(node).line_since(&before[node]));
+                    panic!("{to}, {link:?}: burst {burst}, datagram {index}: {error}; {first}; {second}")
+                });
+                assert!(room[..got] == *expected, "{to}: datagram {index} of {got} bytes");
+                assert_eq!(from, client.local_addr().unwrap(), "{to}: the backend sees the client");
+            }
+        }
+        // The first of a connection, and later ones.
+        let sent = [Outcome::Tunnelled, Outcome::Forwarded].map(|outcome| scenario.since(&before, outcome)[0]);
+        assert_eq!(sent.iter().sum::<u64>(), u64::from(BURSTS), "{to}: they come joined");
+        assert_eq!(scenario.since(&before, Outcome::DroppedRewrite), [0, 0]);
+    }
+}
+
+#[test]
+fn joined_datagrams_arrive_by_a_link_that_carries_them_joined() {
+    joined_datagrams_arrive(Checksums::Partial);
+}
+
+#[test]
+fn joined_datagrams_arrive_by_a_link_for_which_the_kernel_parts_them() {
+    joined_datagrams_arrive(Checksums::Complete);
 }
 
 #[test]
