@@ -22,7 +22,8 @@ const PREFERS_PROVEN: u32 = 0x400;
 pub(super) const AS_ANY_NODE: u32 = 0x800;
 /// By the packet's tuple alone, whatever the scheduler: the same one each time. With [`AS_ANY_NODE`].
 pub(super) const BY_TUPLE: u32 = 0x1000;
-/// By client and service port, whatever the scheduler: first connections that a client makes at the same time agree.
+/// By client, service port and period of the affinity's timeout, whatever the scheduler: first connections that a client makes at the same time
+/// agree. With [`AS_ANY_NODE`] in every period alike: a segment that has lost its entries finds the backend of its SYN.
 pub(super) const BY_CLIENT: u32 = 0x2000;
 
 /// A backend for a new connection, in `pick`; how to search: [`PROBES`], [`AS_ANY_NODE`], [`BY_TUPLE`], [`BY_CLIENT`] (processes: with their
@@ -39,7 +40,8 @@ pub(super) fn choose<const N: usize, T: Tables<N>>(
     words::clear(&mut pick.search);
     pick.search.client = client_tag(&key.src, pick.service.id, netns);
     if how & BY_CLIENT != 0 {
-        pick.search.hash = pick.search.client;
+        let timeout_s = if how & AS_ANY_NODE == 0 { pick.service.affinity_timeout_s } else { 0 };
+        pick.search.hash = schedule::of_client(pick.search.client, timeout_s, now.s);
     } else if how & BY_TUPLE != 0 {
         pick.search.hash = tag(key);
     }
@@ -80,7 +82,7 @@ pub(super) fn other_than<const N: usize, T: Tables<N>>(
     let mut how = PREFERS_PROVEN | if not_ejected { NOT_EJECTED } else { 0 };
     if pick.service.affinity_timeout_s != 0 {
         how |= BY_CLIENT;
-        pick.search.hash = pick.search.client;
+        pick.search.hash = schedule::of_client(pick.search.client, pick.service.affinity_timeout_s, now.s);
     }
     for attempt in 1..=SLOT_ATTEMPTS {
         if tables.try_slot(&connection.original_key, pick, how | attempt, now.ds) {

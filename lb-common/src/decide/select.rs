@@ -72,8 +72,8 @@ fn pick_for_packet<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work
 /// service.
 ///
 /// Under client affinity it is the backend that the client had last (`netns`: see [`AffinityKey::netns`](crate::abi::AffinityKey::netns)), while that one takes new
-/// flows; else one that the client's address names, so that the client's parallel first connections agree. Ejected and unhealthy backends
-/// are avoided.
+/// flows; else one that the client's address and the period of the timeout name, so that the client's parallel first connections agree. Ejected and
+/// unhealthy backends are avoided.
 #[inline(always)]
 pub fn pick<const N: usize, T: Tables<N>>(
     tables: &mut T,

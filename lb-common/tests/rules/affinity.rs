@@ -14,7 +14,7 @@ use lb_common::decide::{
 use lb_common::limits::UDP_ANSWER_S;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 
-const FRONTEND: ServiceKey<4> = ServiceKey { address: [10, 96, 0, 10], port: 80, protocol: TCP, pad: 0 };
+pub(super) const FRONTEND: ServiceKey<4> = ServiceKey { address: [10, 96, 0, 10], port: 80, protocol: TCP, pad: 0 };
 const CLIENT: AffinityKey<4> = AffinityKey { client: [10, 0, 9, 9], service: 1, netns: 0 };
 
 fn serving(timeout_s: u32) -> (Memory, Service) {
@@ -144,8 +144,8 @@ fn the_set_of_clients_outside_says_whether_an_affinity_of_theirs_holds() {
     }
 }
 
-const BACKENDS: [[u8; 4]; 4] = [[10, 0, 1, 1], [10, 0, 1, 2], [10, 0, 1, 3], [10, 0, 1, 4]];
-const SCHEDULERS: [u8; 6] = [
+pub(super) const BACKENDS: [[u8; 4]; 4] = [[10, 0, 1, 1], [10, 0, 1, 2], [10, 0, 1, 3], [10, 0, 1, 4]];
+pub(super) const SCHEDULERS: [u8; 6] = [
     scheduler::RANDOM,
     scheduler::ROUND_ROBIN,
     scheduler::WEIGHTED,
@@ -155,7 +155,7 @@ const SCHEDULERS: [u8; 6] = [
 ];
 
 /// A service of this protocol with four backends and client affinity.
-fn sticky(protocol: u8, scheduler: u8) -> Memory {
+pub(super) fn sticky(protocol: u8, scheduler: u8) -> Memory {
     let mut tables = Memory::default();
     let frontend = ServiceKey { protocol, ..FRONTEND };
     tables.serve(1, 0, frontend, &BACKENDS, 8080);
@@ -165,11 +165,11 @@ fn sticky(protocol: u8, scheduler: u8) -> Memory {
     tables
 }
 
-fn from(client: [u8; 4], protocol: u8, src_port: u16) -> FlowKey<4> {
+pub(super) fn from(client: [u8; 4], protocol: u8, src_port: u16) -> FlowKey<4> {
     FlowKey { src: client, dst: FRONTEND.address, src_port, dst_port: 80, protocol, pad: [0; 3] }
 }
 
-fn begins(tables: &mut Memory, key: FlowKey<4>, hook: Hook) -> Verdict<4> {
+pub(super) fn begins(tables: &mut Memory, key: FlowKey<4>, hook: Hook) -> Verdict<4> {
     tables.ask(key, if key.protocol == TCP { SYN } else { 0 }, hook)
 }
 
@@ -182,7 +182,7 @@ fn answers(tables: &mut Memory, key: FlowKey<4>, sent: &Verdict<4>) {
 }
 
 /// A whole connection; its backend.
-fn connects(tables: &mut Memory, key: FlowKey<4>) -> u32 {
+pub(super) fn connects(tables: &mut Memory, key: FlowKey<4>) -> u32 {
     let sent = begins(tables, key, Hook::POD_IN);
     answers(tables, key, &sent);
     if key.protocol == TCP {

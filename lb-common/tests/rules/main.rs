@@ -6,6 +6,7 @@
 mod adopted;
 mod adoption;
 mod affinity;
+mod affinity_timeout;
 mod answers;
 mod beside;
 mod checksum;

@@ -176,6 +176,11 @@ fn by<const N: usize>(decision: &Decision<N>, service: Option<Service>, is_known
         By::Connection
     } else if decision.trace.is_by_chance() && service.scheduler == scheduler::LEAST_CONNECTIONS {
         By::Load
+    } else if !decision.trace.is_by_chance()
+        && service.affinity_timeout_s != 0
+        && service.flags & service_flags::DSR == 0
+    {
+        By::Client
     } else if decision.trace.is_by_chance() || (port_is_assumed && service.scheduler == scheduler::MAGLEV) {
         By::Chance
     } else {

@@ -24,6 +24,8 @@ pub enum By {
     Connection,
     /// The client's affinity names one.
     Affinity,
+    /// Under client affinity nothing is stored of the client: its hash names one, another one in each period of the timeout.
+    Client,
     /// The scheduler names the same one for the next packet.
     Scheduler,
     /// Chance names one: each slot is as likely as another.
@@ -189,6 +191,7 @@ const fn why(by: By, how: u8) -> &'static str {
     match by {
         By::Connection => "the connection's backend",
         By::Affinity => "the client's affinity names it",
+        By::Client => "the client's hash names it in this period of the affinity's timeout",
         _ => match how {
             scheduler::ROUND_ROBIN | scheduler::WEIGHTED => "the next slot in turn",
             scheduler::MAGLEV => "the tuple's slot in the Maglev table",
@@ -204,6 +207,7 @@ const fn why_not(by: By, how: u8) -> &'static str {
         By::Nothing => "takes new connections",
         By::Connection => "takes new connections; this one keeps its backend",
         By::Affinity => "the client's affinity names another one",
+        By::Client => "the client's hash names another one in this period of the affinity's timeout",
         _ => match how {
             scheduler::ROUND_ROBIN | scheduler::WEIGHTED => "not its turn",
             scheduler::MAGLEV => "not in the tuple's slot of the Maglev table",

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
 use crate::topology::{Addresses, Families};
@@ -190,6 +191,15 @@ impl Service {
     #[must_use]
     pub fn remembering(self, affinity_s: u32) -> Self {
         Self { affinity_s, ..self }
+    }
+
+    /// The same service with client affinity for most of a day. What a client's hash names stays the same for an hour: no period of the timeout
+    /// ends before.
+    #[must_use]
+    pub fn remembering_long(self) -> Self {
+        let now_s = u32::try_from(clock_gettime(ClockId::Monotonic).tv_sec).expect("a machine is no century old");
+        let longest = (60_000..=86_400).rev().find(|timeout_s| timeout_s - now_s % timeout_s > 3_600);
+        self.remembering(longest.expect("periods of different lengths end at different times"))
     }
 
     /// The same service, reached by more.

@@ -151,7 +151,7 @@ fn the_next_backend_is_named_where_no_chance_decides() {
         of("turns", 11, "round-robin"),
         of("maglev", 12, "maglev"),
         of("hash", 13, "source-hash"),
-        Service::standard("sticky", 14, fixture.endpoints()).remembering(300),
+        Service::standard("sticky", 14, fixture.endpoints()).remembering_long(),
     ];
     let agent = fixture.agent(&Manifest::of(services.clone()), &[]);
     for to in services.iter().flat_map(|service| service.frontends(Protocol::Tcp)) {

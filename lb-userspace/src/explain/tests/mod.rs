@@ -166,7 +166,13 @@ fn schedulers_name_the_next_backend_where_no_chance_decides() {
 fn affinity_names_the_backend_while_it_lasts() {
     let mut memory = Memory::serving(2);
     memory.change_service(|service| service.affinity_timeout_s = 60);
-    let new = said(&memory).affinity.expect("the service has it");
+    let explained = said(&memory);
+    let [a, b] = [candidate(&explained, 1), candidate(&explained, 2)];
+    let (named, other) = if a.chosen { (a, b) } else { (b, a) };
+    assert!(named.chosen && explained.result.deterministic, "{explained:#?}");
+    assert_eq!(named.reason, "the client's hash names it in this period of the affinity's timeout");
+    assert_eq!(other.reason, "the client's hash names another one in this period of the affinity's timeout");
+    let new = explained.affinity.expect("the service has it");
     assert_eq!((new.backend, new.used), (None, false));
     let key = AffinityKey { client: CLIENT, service: SERVICE, netns: 0 };
     let stored = Affinity { tag: affinity_tag(&key), backend: 2, generation: 1, seen_ds: 10 * NOW_S - 50 };
