@@ -203,3 +203,23 @@ fn a_process_of_the_node_and_a_client_with_one_port_each_get_their_own_answers()
         }
     }
 }
+
+#[test]
+fn what_a_backend_sends_unasked_to_a_process_of_the_node_reaches_no_client_with_its_port() {
+    let beyond = ExternalClient::new("unasked");
+    for to in beyond.frontends(ODD) {
+        let (port, direct) = (fresh_port(), beyond.target(to.ip()));
+        let server = beyond.backend.netns().run(|| UdpSocket::bind(direct)).unwrap();
+        server.set_read_timeout(Some(LIMIT)).unwrap();
+        let process = Datagrams::unconnected(beyond.nodes[0].netns(), port, direct).unwrap();
+        process.send_at(direct, "process").unwrap();
+        let (_, seen) = server.recv_from(&mut [0; 64]).unwrap();
+        assert_eq!(seen.port(), port, "{to}");
+        let client = Datagrams::unconnected(beyond.client.netns(), port, to).unwrap();
+        client.send_at(to, "client").unwrap();
+        server.recv_from(&mut [0; 64]).unwrap();
+        server.send_to(format!("far {seen} {direct} unasked").as_bytes(), seen).unwrap();
+        let (from, answer) = process.receive().unwrap_or_else(|e| panic!("{to}: {e}"));
+        assert_eq!((from, &*answer.text), (direct, "unasked"), "{to}");
+    }
+}
