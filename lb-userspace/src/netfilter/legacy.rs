@@ -38,17 +38,27 @@ impl Found {
 pub fn find() -> io::Result<Vec<Found>> {
     let mut found = Vec::new();
     for family in Family::ALL {
-        let names = match family {
-            Family::V4 => "/proc/thread-self/net/ip_tables_names",
-            Family::V6 => "/proc/thread-self/net/ip6_tables_names",
-        };
-        for table in fs::read_to_string(names).unwrap_or_default().lines() {
-            if has_chains(&entries(family, table)?, &CHAINS) {
-                found.push(Found { family, table: table.to_owned() });
+        for table in tables(family)? {
+            if has_chains(&entries(family, &table)?, &CHAINS) {
+                found.push(Found { family, table });
             }
         }
     }
     Ok(found)
+}
+
+/// Names of the tables that this network namespace has.
+fn tables(family: Family) -> io::Result<Vec<String>> {
+    let path = match family {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    match fs::read_to_string(path) {
+        Ok(names) => Ok(names.lines().map(str::to_owned).collect()),
+        // The module is not loaded.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Removes the chains, and the jumps to them. Names what it removed, and what it kept. `None`: the programs are not here.
@@ -159,8 +169,14 @@ fn has_chains(entries: &[u8], names: &[&str]) -> bool {
     names.iter().any(|name| is_there(&[name.as_bytes(), &[0]].concat()))
 }
 
-/// The entries of a table, as the kernel holds them.
+/// The entries of a table, as the kernel holds them; none, if there is no such table.
+///
+/// The kernel makes a table that it is asked for (`xt_find_table_lock` in net/netfilter/x_tables.c, Linux 6.18), and every forwarded packet
+/// then meets it.
 fn entries(family: Family, table: &str) -> io::Result<Vec<u8>> {
+    if !tables(family)?.iter().any(|name| name == table) {
+        return Ok(Vec::new());
+    }
     let (domain, level) = match family {
         Family::V4 => (socket2::Domain::IPV4, libc::SOL_IP),
         Family::V6 => (socket2::Domain::IPV6, libc::SOL_IPV6),

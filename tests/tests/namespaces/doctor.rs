@@ -1,8 +1,10 @@
 //! `ballast doctor` on nodes with something wrong: each is named with its remedy, nothing else is, and nothing is changed.
 
+use std::io::ErrorKind;
 use std::process::Command;
 
-use lb_tests::agent::{Agent, Manifest};
+use lb_tests::agent::{Agent, Manifest, SOON};
+use lb_tests::peers::eventually;
 use lb_tests::topology::{Checksums, Node, Topology, set_checksums};
 use serde_json::Value;
 
@@ -124,6 +126,47 @@ fn what_another_proxy_left_is_named() {
     scenario.node.namespace().ip("link add kube-ipvs0 type bridge").unwrap();
     let finding = scenario.only(&[], 0, "other-proxies");
     assert!(finding["found"].as_str().unwrap().contains("kube-ipvs0"), "{finding:#}");
+}
+
+/// Tables of the older iptables and ip6tables in the node's namespace.
+fn old_tables(node: &Node) -> [String; 2] {
+    let names = |file: &str| match std::fs::read_to_string(format!("/proc/thread-self/net/{file}")) {
+        Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+        names => names.unwrap(),
+    };
+    node.netns().run(|| ["ip_tables_names", "ip6_tables_names"].map(names))
+}
+
+/// A new table would close the fast path until the machine restarts.
+#[test]
+fn a_look_at_the_node_makes_no_table_of_the_older_iptables() {
+    let mut scenario = Scenario::new("doctor-old");
+    assert_eq!(old_tables(&scenario.node), ["", ""], "the node begins without");
+    scenario.agent.write(&Manifest::default()).unwrap();
+    scenario.agent.restart().unwrap();
+    for command in [&["sysdump", "-"][..], &["cleanup", "--kube-proxy", "--dry-run"]] {
+        let output = scenario.agent.cli(command).unwrap();
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(old_tables(&scenario.node), ["", ""], "after {command:?}");
+    }
+    scenario.agent.stop().unwrap();
+    assert_eq!(scenario.examine(&[]).0, 0);
+    scenario.agent.restart().unwrap();
+    assert_eq!(old_tables(&scenario.node), ["", ""], "after doctor and two starts of the agent");
+    let fast_path = || scenario.agent.json(&["status"]).unwrap()["agent"]["datapath"]["fastPath"].clone();
+    eventually("the fast path is open", SOON, || (fast_path()["open"] == true).then_some(()));
+
+    // Tables that are there count.
+    let mut command = Command::new("ip6tables-legacy");
+    command.args(["-t", "nat", "-N", "KUBE-SERVICES"]);
+    assert!(scenario.node.netns().run(|| command.status()).unwrap().success());
+    let (_, findings) = scenario.examine(&[]);
+    let is_named = |finding: &Value| finding["found"].as_str().unwrap().contains("chains KUBE- in ip6tables nat");
+    assert!(findings.iter().any(is_named), "{findings:#?}");
+    assert_eq!(old_tables(&scenario.node), ["", "nat\n"]);
+    eventually("the fast path is closed", SOON, || {
+        fast_path()["skips"].to_string().contains("ip6tables (legacy) table nat").then_some(())
+    });
 }
 
 #[test]
