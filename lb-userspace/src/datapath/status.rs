@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::{
     Datapath, DatapathError, FastPathStatus,
-    attach::{Attachment, How},
+    attach::{Attacher, Attachment, How},
     bpf_link::{BpfLink, LinkFacts, LinkTarget},
     clsact,
     features::{Feature, TcMechanism},
@@ -65,7 +65,7 @@ pub struct Status {
     pub links: Vec<LinkStatus>,
     /// What could not be attached or written, and why.
     pub problems: Vec<String>,
-    /// Those of them that are the node's: not one pod's link, nor one element of a table.
+    /// Those of them that are the node's: not one pod's link, nor one element of a table, nor XDP of a link that tc serves.
     pub node_problems: Vec<String>,
     /// What keeps external clients from being served.
     pub warnings: Vec<String>,
@@ -113,9 +113,8 @@ impl Datapath {
             link.programs.push(attachment.clone());
         }
         let trouble = trouble.map(ToString::to_string);
-        let is_pods = |ifindex: &u32| self.links.names().get(ifindex).is_some_and(|(_, role)| *role == Role::Pod);
-        let of_node = self.attacher.problems.iter().filter(|((ifindex, _), _)| !is_pods(ifindex));
-        let node_problems: Vec<String> = trouble.iter().chain(of_node.map(|(_, problem)| problem)).cloned().collect();
+        let of_node = node_problems(&self.attacher, self.links.names());
+        let node_problems: Vec<String> = trouble.iter().chain(of_node).cloned().collect();
         let all = trouble.iter().chain(self.attacher.problems.values()).chain(self.reports.troubles());
         let problems = all.cloned().collect();
         self.reports.publish(|status| {
@@ -142,6 +141,18 @@ impl Datapath {
             }
         });
     }
+}
+
+/// The problems with attachments that keep the node from serving. A pod's link is served by the programs of other links, and a link without XDP
+/// by tc.
+fn node_problems<'a>(
+    attacher: &'a Attacher,
+    names: &BTreeMap<u32, (String, Role)>,
+) -> impl Iterator<Item = &'a String> {
+    let is_pods = |ifindex: u32| names.get(&ifindex).is_some_and(|(_, role)| *role == Role::Pod);
+    let is_tcs = |ifindex, point| point == Point::Xdp && attacher.serves(ifindex, &[Point::In, Point::Out]);
+    let of_node = move |(ifindex, point): (u32, Point)| !is_pods(ifindex) && !is_tcs(ifindex, point);
+    attacher.problems.iter().filter(move |(key, _)| of_node(**key)).map(|(_, problem)| problem)
 }
 
 /// Reads what is attached, in this network namespace, for the pins under `bpffs`.
@@ -202,4 +213,29 @@ fn read_roles(pins: &Pins) -> BTreeMap<u32, Role> {
 pub(super) fn program_names() -> BTreeMap<u32, String> {
     let programs = aya::programs::loaded_programs().flatten();
     programs.filter_map(|program| Some((program.id(), program.name_as_str()?.to_owned()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::settings::XdpMode, *};
+
+    #[test]
+    fn the_node_is_at_fault_where_nothing_serves_a_link() {
+        let pins = Pins::under(Path::new("/nonexistent"));
+        let mut attacher = Attacher::new(pins, TcMechanism::Tcx, XdpMode::Auto);
+        let names = [(1, Role::External), (2, Role::External), (3, Role::Pod)];
+        let names = names.map(|(ifindex, role)| (ifindex, (format!("link{ifindex}"), role))).into();
+        let problem = |ifindex, point| ((ifindex, point), format!("{ifindex} {point}"));
+        let problems = [(1, Point::Xdp), (2, Point::In), (2, Point::Xdp), (3, Point::Out)];
+        attacher.problems = problems.map(|(ifindex, point)| problem(ifindex, point)).into();
+        let serve = |attacher: &mut Attacher, point| {
+            let attachment = Attachment { point, program: "node".to_owned(), how: How::Tcx };
+            attacher.attached.insert((1, point), attachment);
+        };
+        let found = |attacher: &Attacher| node_problems(attacher, &names).cloned().collect::<Vec<_>>();
+        serve(&mut attacher, Point::In);
+        assert_eq!(found(&attacher), ["1 xdp", "2 in", "2 xdp"], "tc meets one direction alone");
+        serve(&mut attacher, Point::Out);
+        assert_eq!(found(&attacher), ["2 in", "2 xdp"], "tc serves the first link");
+    }
 }

@@ -133,7 +133,7 @@ pub struct DatapathReport {
     pub links: Vec<LinkReport>,
     /// What could not be attached or written, and why.
     pub problems: Vec<String>,
-    /// Those of them that are the node's, and fail `/healthz`: not one pod's link, nor one element of a table.
+    /// Those of them that are the node's, and fail `/healthz`: not one pod's link, nor one element of a table, nor XDP of a link that tc serves.
     pub node_problems: Vec<String>,
     /// What keeps external clients from being served.
     pub warnings: Vec<String>,

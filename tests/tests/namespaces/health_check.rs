@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use lb_tests::agent::{Agent, SOON};
-use lb_tests::peers::eventually;
+use lb_tests::peers::{Stream, eventually};
+use lb_tests::routed::XdpPass;
 use lb_tests::topology::{NetNs, Node, NodeOptions};
 use serde_json::{Value, json};
 
@@ -99,6 +100,31 @@ fn a_health_check_node_port_in_use_is_told_and_opened_when_it_is_free() -> Resul
     drop(taken);
     answers(node, CHECK_PORT, 200, "1");
     assert!(problem().is_none());
+    Ok(())
+}
+
+/// The packets are tc's then, and no load balancer has a reason to take the node out.
+#[test]
+fn somebody_elses_xdp_program_fails_no_check_and_is_named() -> Result<()> {
+    let fixture = Fixture::new("health-xdp", Pods::Routed, 1, NodeOptions::default());
+    let (node, here) = (&fixture.node, fixture.node.node_name());
+    let outside = fixture.topology.outside("client", node)?;
+    let _theirs = XdpPass::attach(node.namespace(), "eth0")?;
+    let mut agent = Agent::prepare(node, &["--xdp-mode=native"])?;
+    let backend = fixture.backends[0].addresses().v4.to_string();
+    agent.write_text(&manifest(node, CHECK_PORT, &[(&backend, &here, true)], false))?;
+    agent.launch()?;
+    eventually("status names what is in the way", SOON, || {
+        let status = String::from_utf8(agent.cli(&["status"]).ok()?.stdout).ok()?;
+        let parts = ["eth0 by tc", "eth0 (xdp)", "another program is attached there"];
+        parts.iter().all(|part| status.contains(part)).then_some(())
+    });
+    answers(node, CHECK_PORT, 200, "1");
+    for probe in ["/healthz", "/readyz"] {
+        assert_eq!(agent.health(probe)?.0, 200, "{probe}");
+    }
+    let node_port = SocketAddr::new(node.addresses().v4.into(), 30_080);
+    Stream::connect(outside.netns(), node_port)?.ask("by tc")?;
     Ok(())
 }
 
