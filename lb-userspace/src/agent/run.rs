@@ -42,22 +42,33 @@ pub(super) struct Asked {
     pub previews: mpsc::Receiver<previews::Request>,
 }
 
-/// The signals that end the agent.
+/// The signals that end the agent, and the one that would without being caught.
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
 }
 
 impl Signals {
     /// From here on they no longer kill.
     pub fn catch() -> std::io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
     }
 
+    /// The next one that ends the agent.
     async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.hangup.recv() => tracing::info!(
+                    "SIGHUP is ignored: the source is followed without it, and options take effect at the next start"
+                ),
+            }
         }
     }
 }

@@ -8,6 +8,8 @@ use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::{Addresses, Families, NodeOptions};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 #[test]
@@ -56,6 +58,19 @@ fn traffic_flows_while_no_agent_runs_and_a_new_one_takes_over() {
             assert_eq!(Stream::connect(fixture.client.netns(), to).unwrap().ask("who").unwrap().server, "b0");
         }
     }
+}
+
+#[test]
+fn a_hangup_ends_no_agent_and_is_logged() {
+    let fixture = Fixture::new("hangup", Pods::Routed, 1, NodeOptions::default());
+    let mut agent = fixture.agent(&Manifest::of([fixture.web()]), &[]);
+    let pid = Pid::from_raw(agent.pid().unwrap().try_into().unwrap());
+    kill(pid, Signal::SIGHUP).unwrap();
+    eventually("the log names the signal", SOON, || agent.log().contains("SIGHUP").then_some(()));
+    assert!(agent.alive());
+    assert_eq!(agent.json(&["status"]).unwrap()["agent"]["pid"], pid.as_raw());
+    agent.stop().unwrap();
+    assert!(!fixture.node.run_dir().join("agent.sock").exists(), "an agent that ends takes its socket away");
 }
 
 /// Also with the rights of the container.
