@@ -11,7 +11,7 @@ use crate::model::ObjectName;
 use crate::plan::HealthCheck;
 
 /// Name of the file in the run folder.
-const FILE: &str = "health-checks";
+pub(super) const FILE: &str = "health-checks";
 
 /// What is answered on each port.
 pub(super) type Checks = BTreeMap<u16, HealthCheck>;

@@ -42,9 +42,9 @@ struct Obeyed {
 pub type Requests = mpsc::Sender<Request>;
 
 /// Name of the file in the run folder.
-const FILE: &str = "maintenance";
+pub(super) const FILE: &str = "maintenance";
 /// What its name ends with where it could not be read before an order wrote it anew.
-const UNREAD: &str = "unread";
+pub(super) const UNREAD: &str = "unread";
 /// So many characters of a line that is no address are shown.
 const LINE_SHOWN: usize = 100;
 

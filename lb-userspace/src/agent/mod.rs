@@ -24,6 +24,7 @@ mod object_events;
 mod previews;
 mod ring;
 mod run;
+mod run_files;
 mod scrape;
 mod servers;
 mod sockets;
@@ -34,6 +35,8 @@ mod tables;
 mod written;
 
 use std::path::Path;
+
+pub use run_files::run_files;
 
 use crate::config::{Options, Settings};
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::Node;
 
 /// Name of the file in the run folder.
-const FILE: &str = "node.json";
+pub(super) const FILE: &str = "node.json";
 /// Of the file's layout: a file of another one is ignored.
 const VERSION: u32 = 1;
 

@@ -9,8 +9,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::progress::Progress;
 use super::{AgentDirs, print};
+use crate::agent::run_files;
 use crate::conntrack::Family;
-use crate::datapath::{self, doctor::kube_proxy_runs};
+use crate::datapath::{self, RunFolder, doctor::kube_proxy_runs};
 use crate::hand_over::{families, hand_over};
 use crate::maps::Pinned;
 use crate::netfilter::{Done, LeftoverOutcome, Leftovers};
@@ -46,10 +47,11 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn of_ballast(arguments: &Arguments) -> anyhow::Result<()> {
     let AgentDirs { bpffs, run_dir } = &arguments.dirs;
+    let run = RunFolder { path: run_dir, files: &run_files() };
     let removed = if arguments.hand_over {
-        datapath::cleanup_after(bpffs, run_dir, give)?
+        datapath::cleanup_after(bpffs, run, give)?
     } else {
-        datapath::cleanup(bpffs, run_dir, arguments.dry_run)?
+        datapath::cleanup(bpffs, run, arguments.dry_run)?
     };
     let verb = if arguments.dry_run { "would remove" } else { "removed" };
     let lines = removed.iter().map(|removed| format!("{verb} {} {}\n", removed.kind, removed.what));

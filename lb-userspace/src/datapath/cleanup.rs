@@ -32,22 +32,29 @@ pub struct Removed {
     pub what: String,
 }
 
-/// Removes the pins under `bpffs`, our filters in this network namespace, and the lock file; with `dry_run` only says so.
+/// A folder in which agents ran, and the names of what they leave there beside the lock file.
+#[derive(Clone, Copy, Debug)]
+pub struct RunFolder<'a> {
+    pub path: &'a Path,
+    pub files: &'a [PathBuf],
+}
+
+/// Removes the pins under `bpffs`, our filters in this network namespace, and our files in the run folder; with `dry_run` only says so.
 ///
 /// Refuses while an agent runs. Files that are not ours stay, and with them their folder. Pods' links keep passing traffic; services
 /// are no longer translated.
-pub fn cleanup(bpffs: &Path, run_dir: &Path, dry_run: bool) -> Result<Vec<Removed>, DatapathError> {
-    remove_all(bpffs, run_dir, dry_run, |_| Ok(()))
+pub fn cleanup(bpffs: &Path, run: RunFolder<'_>, dry_run: bool) -> Result<Vec<Removed>, DatapathError> {
+    remove_all(bpffs, run, dry_run, |_| Ok(()))
 }
 
 /// The same after something that needs the maps, if there are any, and that no agent runs. All connections are in these maps: a switch to other
 /// tables is brought to its end before.
 pub fn cleanup_after<E: From<DatapathError>>(
     bpffs: &Path,
-    run_dir: &Path,
+    run: RunFolder<'_>,
     before: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<Vec<Removed>, E> {
-    remove_all(bpffs, run_dir, false, |pins| {
+    remove_all(bpffs, run, false, |pins| {
         // The sockets' programs go in a moment.
         end_switch(pins, None)?;
         before(pins.tables())
@@ -56,7 +63,7 @@ pub fn cleanup_after<E: From<DatapathError>>(
 
 fn remove_all<E: From<DatapathError>>(
     bpffs: &Path,
-    run_dir: &Path,
+    run: RunFolder<'_>,
     dry_run: bool,
     before: impl FnOnce(&Pins) -> Result<(), E>,
 ) -> Result<Vec<Removed>, E> {
@@ -64,7 +71,7 @@ fn remove_all<E: From<DatapathError>>(
     let pins = Pins::under(bpffs);
     let ours = pins.root().is_dir() && bpffs::is_bpffs(pins.root());
     // No lock file is made only to lock it; an agent with another one is found by its pins and its network namespace.
-    let existing = Some(run_dir).filter(|run_dir| lock_file(run_dir).exists());
+    let existing = Some(run.path).filter(|run_dir| lock_file(run_dir).exists());
     // The filters, found by their name alone, and the lock file may belong to an agent whose pins are elsewhere.
     let lock = AgentLock::take(existing, ours.then_some(pins.root()))?;
     if ours && pins.tables().is_dir() {
@@ -105,8 +112,15 @@ fn remove_all<E: From<DatapathError>>(
         remove_folder(&mut removed, pins.links(), dry_run)?;
         remove_folder(&mut removed, pins.root(), dry_run)?;
     }
+    if let Some(run_dir) = existing {
+        // A folder in the place of a file is not ours.
+        for path in run.files.iter().map(|name| run_dir.join(name)).filter(|path| !path.is_dir()) {
+            remove(&mut removed, "file", &path, dry_run)?;
+        }
+    }
     drop(lock);
-    remove(&mut removed, "file", &lock_file(run_dir), dry_run)?;
+    // The last one: without it, files of these names are not known to be ours.
+    remove(&mut removed, "file", &lock_file(run.path), dry_run)?;
     Ok(removed)
 }
 

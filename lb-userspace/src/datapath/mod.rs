@@ -68,7 +68,7 @@ use reports::Reports;
 use switch::Switching;
 
 pub use attach::{Attachment, How};
-pub use cleanup::{Removed, cleanup, cleanup_after};
+pub use cleanup::{Removed, RunFolder, cleanup, cleanup_after};
 pub use error::DatapathError;
 use error::netlink_thread;
 pub use fast_path::FastPathStatus;

@@ -218,6 +218,9 @@ fn cleanup_of_other_folders_takes_nothing_from_a_running_agent() {
     let service = fixture.web();
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--tc-attach", "clsact"]);
     let other = tempfile::tempdir().unwrap();
+    // No agent ran in this folder: a file of this name is somebody else's.
+    let theirs = other.path().join("node.json");
+    std::fs::write(&theirs, "{}").unwrap();
     let cleanup = |dry: &[&str]| {
         let mut command = std::process::Command::new(lb_tests::agent::binary().unwrap());
         command.arg("cleanup").args(dry);
@@ -239,6 +242,7 @@ fn cleanup_of_other_folders_takes_nothing_from_a_running_agent() {
     let said = String::from_utf8_lossy(&cleanup(&[]).stdout).into_owned();
     assert!(said.contains("filter") && !said.contains("file"), "{said}");
     assert_eq!(String::from_utf8_lossy(&cleanup(&["--dry-run"]).stdout), "nothing of ours is there\n");
+    assert!(theirs.exists());
 }
 
 /// The other locks hold, so a second agent is kept out all the same.
@@ -268,20 +272,36 @@ fn cleanup_removes_everything_and_says_so_beforehand() {
     let service = fixture.web();
     let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
     let to = service.frontends(Protocol::Tcp)[0];
+    let out = fixture.backends[0].addresses().v6.to_string();
+    assert!(agent.cli(&["maintenance", &out, "on"]).unwrap().status.success());
     agent.kill();
+    // What the test itself puts there is left out.
+    let in_run_dir = || {
+        let names = std::fs::read_dir(fixture.node.run_dir()).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+        names.retain(|name| name != "agent.log" && name != "manifest");
+        names.sort();
+        names
+    };
+    assert_eq!(in_run_dir(), ["agent.lock", "agent.sock", "maintenance"]);
     let dry = agent.cli(&["cleanup", "--dry-run"]).unwrap();
     assert!(dry.status.success());
-    assert!(String::from_utf8_lossy(&dry.stdout).contains("services4"), "{}", String::from_utf8_lossy(&dry.stdout));
+    let said = String::from_utf8_lossy(&dry.stdout).into_owned();
+    assert!(["services4", "agent.sock", "maintenance"].iter().all(|name| said.contains(name)), "{said}");
+    assert_eq!(in_run_dir().len(), 3);
     Stream::connect(fixture.client.netns(), to).unwrap().ask("still served").unwrap();
     for _ in 0..2 {
         assert!(agent.cli(&["cleanup"]).unwrap().status.success(), "idempotent");
         assert!(!agent.bpffs().join("ballast").exists());
+        assert_eq!(in_run_dir(), [""; 0]);
         for netns in [fixture.client.netns(), fixture.node.netns()] {
             Stream::connect_from(netns, 0, to, Duration::from_millis(500)).expect_err("nothing of ours is left");
         }
     }
     agent.restart().unwrap();
-    Stream::connect(fixture.client.netns(), to).unwrap().ask("served again").unwrap();
+    for to in service.frontends(Protocol::Tcp) {
+        Stream::connect(fixture.client.netns(), to).unwrap().ask("served again, also what was in maintenance").unwrap();
+    }
 }
 
 #[test]
