@@ -10,6 +10,7 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget as _};
 
 use super::model::{Model, View};
 use super::readings::Status;
+use crate::observe::table::or_dash;
 use crate::observe::top::{BACKEND_COLUMNS, SERVICE_COLUMNS};
 
 /// Between two columns.
@@ -87,10 +88,12 @@ pub(super) fn draw(model: &mut Model, status: &Status, interval: Duration, theme
 
 fn title_text(model: &Model, interval: Duration) -> String {
     let all = model.all();
-    let new: f64 = all.iter().filter_map(|row| row.rates).map(|rates| rates.connections).sum();
+    // It begins with 0: a sum of no numbers is -0.
+    let new = all.iter().try_fold(0.0, |sum, row| Some(sum + row.rates?.connections));
+    let new = or_dash(new.map(|new| format!("{new:.0}")));
     let open: u64 = all.iter().map(|row| row.open).sum();
     let interval = humantime::format_duration(interval);
-    format!("top: {} service ports, {new:.0} new/s, {open} open, every {interval}", all.len())
+    format!("top: {} service ports, {new} new/s, {open} open, every {interval}", all.len())
 }
 
 fn foot_text(model: &Model) -> String {
@@ -223,6 +226,7 @@ fn widths(header: &[&str], names: usize, rows: &[Shown], width: u16) -> Vec<u16>
 mod tests {
     use super::super::model::tests::{model, press, service};
     use super::*;
+    use crate::observe::top::ServiceRow;
 
     const PLAIN: Theme = Theme { is_coloured: false };
 
@@ -317,7 +321,11 @@ mod tests {
         let mut model = Model::default();
         let unread = Status { is_read: false, ..status() };
         assert_eq!(screen(&mut model, &unread, 60, 6)[2], "reading the tables");
-        assert_eq!(screen(&mut model, &status(), 60, 6)[2], "no services");
+        let empty = screen(&mut model, &status(), 60, 6);
+        assert_eq!((&*empty[0], &*empty[2]), ("top: 0 service ports, 0 new/s, 0 open, every 2s", "no services"));
+        // Rates need an earlier reading.
+        model.take(vec![ServiceRow { rates: None, ..service(1, "web", 0.0) }]);
+        assert_eq!(screen(&mut model, &status(), 60, 6)[0], "top: 1 service ports, - new/s, 10 open, every 2s");
         model.take(vec![service(1, "web", 0.0)]);
         press(&mut model, "/zzz");
         assert_eq!(screen(&mut model, &status(), 60, 6)[2], "no service has \"zzz\" in its name");
