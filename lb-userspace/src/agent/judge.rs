@@ -67,10 +67,85 @@ mod tests {
 
     use super::super::state::Progress;
     use super::*;
+    use crate::apply::{self, MemoryStore, Programmer};
     use crate::datapath;
+    use crate::model::{Monotonic, Snapshot};
     use crate::observe::health::{Probe, Thresholds};
-    use crate::observe::report::{AdoptionReport, ChecksReport};
-    use crate::source::SourceStatus;
+    use crate::observe::report::{AdoptionReport, ChecksReport, Report};
+    use crate::plan::{Capacities, NodeFacts, PlanSettings};
+    use crate::source::{SourceStatus, manifest};
+
+    const THRESHOLDS: Thresholds = Thresholds {
+        stuck_after: Duration::from_hours(1),
+        behind_after: Duration::from_secs(15),
+        first_sync_grace: Duration::ZERO,
+        fail_stale: None,
+    };
+
+    /// A service with one endpoint.
+    fn web() -> Snapshot {
+        manifest::snapshot(
+            "
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 80}]
+endpoints: [{addresses: [10.0.0.1]}]
+",
+        )
+    }
+
+    fn at(second: u64) -> Monotonic {
+        Monotonic::from_duration(Duration::from_secs(second))
+    }
+
+    /// `/healthz`, `/livez` and `/readyz` after a run of the programmer.
+    fn probed(progress: &mut Progress, run: &apply::Report, now: Monotonic) -> [bool; 3] {
+        progress.took(run, now, Timestamp::UNIX_EPOCH);
+        let mut report = Report { tables: progress.report(now), ..Report::default() };
+        report.datapath.synced = true;
+        let judgement = Judgement::of(&report, Duration::ZERO, &THRESHOLDS);
+        [Probe::Healthz, Probe::Livez, Probe::Readyz].map(|probe| judgement.is_good(probe))
+    }
+
+    /// The hash maps take nothing of it; `config`, an array, takes everything.
+    #[test]
+    fn a_subject_that_cannot_be_written_for_longer_than_15_s_makes_the_node_not_ready() {
+        let mut programmer =
+            Programmer::restore(MemoryStore::roomy(), PlanSettings::default(), at(10)).expect("empty tables");
+        programmer.store_mut().broken = [[10, 96, 0, 1].into()].into();
+        let (mut progress, facts) = (Progress::default(), NodeFacts::default());
+        let run = programmer.sync(&web(), &facts, at(10));
+        assert_eq!((run.failing, &run.writable), (2, &Some(Ok(()))), "the service and its address");
+        assert_eq!(probed(&mut progress, &run, at(10)), [true; 3]);
+        for second in 11..60 {
+            let run = programmer.tick(at(second));
+            assert_eq!(probed(&mut progress, &run, at(second)), [true, true, second <= 25], "{second} s");
+        }
+        programmer.store_mut().broken.clear();
+        let run = programmer.tick(at(72));
+        assert_eq!(probed(&mut progress, &run, at(72)), [true; 3], "the next retry succeeds");
+    }
+
+    /// It has a name and a remedy of its own, and no write fails.
+    #[test]
+    fn a_change_that_a_map_has_no_room_for_fails_no_probe() {
+        let small = Capacities { slots: 0, ..Capacities::all(9) };
+        let mut programmer =
+            Programmer::restore(MemoryStore::new(small), PlanSettings::default(), at(10)).expect("empty tables");
+        let (mut progress, facts) = (Progress::default(), NodeFacts::default());
+        let run = programmer.sync(&web(), &facts, at(10));
+        assert!(run.refusals[0].reason.contains("map slots is full"), "{run:?}");
+        assert_eq!(probed(&mut progress, &run, at(10)), [true; 3]);
+        let run = programmer.tick(at(100));
+        assert_eq!((run.refusals.len(), probed(&mut progress, &run, at(100))), (1, [true; 3]));
+    }
 
     fn nothing_attached() -> datapath::Status {
         datapath::Status {
@@ -102,12 +177,7 @@ mod tests {
         let judge = Judge::new(State {
             node_name: "n1".into(),
             started: clock::monotonic(),
-            thresholds: Thresholds {
-                stuck_after: Duration::from_hours(1),
-                behind_after: Duration::from_secs(15),
-                first_sync_grace: Duration::ZERO,
-                fail_stale: None,
-            },
+            thresholds: THRESHOLDS,
             proof_limit: Duration::from_mins(1),
             source: source.subscribe(),
             datapath: datapath.subscribe(),

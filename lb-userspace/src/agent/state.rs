@@ -30,7 +30,7 @@ pub struct Progress {
     pub tables: TablesReport,
     /// When the tables were last in step with the source.
     pub in_step: Option<(Monotonic, Timestamp)>,
-    /// Since when a change could not be written.
+    /// Since when one and the same change could not be written: the one that has failed longest.
     pub behind_since: Option<Monotonic>,
     /// Since when the tables cannot be written at all.
     pub unwritable_since: Option<Monotonic>,
@@ -61,7 +61,7 @@ impl Progress {
         }
         self.tables.services = report.services as u64;
         self.tables.backends = totals(&report.backends);
-        self.behind_since = failed.then(|| self.behind_since.unwrap_or(now));
+        self.behind_since = report.failing_since;
         self.oldest_drain = report.oldest_drain.map(|age| now.before(age));
         self.tables.drains.ends = ends(report.drain_ends);
         if report.revision != 0 && self.unwritable_since.is_none() && report.waiting == 0 {
@@ -74,7 +74,7 @@ impl Progress {
     }
 
     /// The report of a moment.
-    fn report(&self, now: Monotonic) -> TablesReport {
+    pub(super) fn report(&self, now: Monotonic) -> TablesReport {
         let age = |since: Monotonic| now.since(since).as_secs_f64();
         let mut tables = self.tables.clone();
         tables.age_seconds = self.in_step.map(|(at, _)| age(at));
@@ -365,9 +365,10 @@ mod tests {
     #[test]
     fn being_behind_is_timed_from_the_first_failure_to_the_first_clean_pass() {
         let at = |seconds| Monotonic::from_duration(Duration::from_secs(seconds));
+        let fails = apply::Report { failing_since: Some(at(10)), ..pass(1, &["EPERM"]) };
         let mut progress = Progress::default();
-        progress.took(&pass(1, &["EPERM"]), at(10), Timestamp::UNIX_EPOCH);
-        progress.took(&pass(1, &["EPERM"]), at(20), Timestamp::UNIX_EPOCH);
+        progress.took(&fails, at(10), Timestamp::UNIX_EPOCH);
+        progress.took(&fails, at(20), Timestamp::UNIX_EPOCH);
         assert_eq!(progress.report(at(30)).behind_seconds, Some(20.0));
         progress.took(&pass(1, &[]), at(31), Timestamp::UNIX_EPOCH);
         assert_eq!(progress.report(at(40)).behind_seconds, None);
@@ -378,12 +379,14 @@ mod tests {
     fn tables_that_cannot_be_written_are_timed_until_a_write_succeeds() {
         let at = |seconds| Monotonic::from_duration(Duration::from_secs(seconds));
         let mut progress = Progress::default();
+        let failing_since = Some(at(10));
         progress.took(&failed(1), at(10), Timestamp::UNIX_EPOCH);
         progress.took(&apply::Report { writable: None, ..failed(1) }, at(15), Timestamp::UNIX_EPOCH);
         progress.took(&failed(1), at(20), Timestamp::UNIX_EPOCH);
         let report = progress.report(at(30));
         assert_eq!((report.unwritable_seconds, report.unwritable.as_deref()), (Some(20.0), Some("EPERM")));
-        progress.took(&pass(1, &["one subject"]), at(31), Timestamp::UNIX_EPOCH);
+        let one = apply::Report { failing_since, ..pass(1, &["one subject"]) };
+        progress.took(&one, at(31), Timestamp::UNIX_EPOCH);
         let report = progress.report(at(40));
         assert_eq!((report.unwritable_seconds, report.behind_seconds), (None, Some(30.0)));
     }

@@ -26,6 +26,8 @@ pub(super) enum Trouble {
 pub(super) struct Retry {
     at: Monotonic,
     pause: Duration,
+    /// Since when each write of the subject failed; `None`: the last try failed for no write.
+    failing_since: Option<Monotonic>,
 }
 
 impl Retry {
@@ -37,7 +39,7 @@ impl Retry {
             Some(retry) => (retry.pause * 2).min(settings.retry_max),
             None => settings.retry_min,
         };
-        Self { at: now + pause, pause }
+        Self { at: now + pause, pause, failing_since: None }
     }
 }
 
@@ -46,7 +48,8 @@ impl Retry {
 pub(super) struct Pending {
     waiting: BTreeMap<Subject, (Trouble, Retry)>,
     due: BTreeSet<(Monotonic, Subject)>,
-    failed: usize,
+    /// Those whose writes fail, by since when.
+    failing: BTreeSet<(Monotonic, Subject)>,
 }
 
 impl Pending {
@@ -64,9 +67,11 @@ impl Pending {
 
     /// Takes one out that is being tried; when it was to be tried again, for [`Self::put`].
     pub fn take(&mut self, subject: &Subject) -> Option<Retry> {
-        let (trouble, retry) = self.waiting.remove(subject)?;
+        let (_, retry) = self.waiting.remove(subject)?;
         self.due.remove(&(retry.at, subject.clone()));
-        self.failed -= usize::from(matches!(trouble, Trouble::Failed(_)));
+        if let Some(since) = retry.failing_since {
+            self.failing.remove(&(since, subject.clone()));
+        }
         Some(retry)
     }
 
@@ -80,8 +85,10 @@ impl Pending {
         now: Monotonic,
     ) {
         self.take(&subject);
-        let retry = Retry::after(before, settings, now);
-        self.failed += usize::from(matches!(trouble, Trouble::Failed(_)));
+        let fails = matches!(trouble, Trouble::Failed(_));
+        let failing_since = fails.then(|| before.and_then(|retry| retry.failing_since).unwrap_or(now));
+        let retry = Retry { failing_since, ..Retry::after(before, settings, now) };
+        self.failing.extend(failing_since.map(|since| (since, subject.clone())));
         self.due.insert((retry.at, subject.clone()));
         self.waiting.insert(subject, (trouble, retry));
     }
@@ -118,7 +125,12 @@ impl Pending {
 
     /// How many subjects' writes failed.
     pub fn failed(&self) -> usize {
-        self.failed
+        self.failing.len()
+    }
+
+    /// Since when the writes of the subject fail that has failed longest.
+    pub fn failing_since(&self) -> Option<Monotonic> {
+        self.failing.first().map(|(since, _)| *since)
     }
 
     /// Service ports that are not as they are wanted.

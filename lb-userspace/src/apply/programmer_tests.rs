@@ -213,6 +213,25 @@ fn a_subject_that_can_never_be_written_delays_no_other_and_is_tried_ever_more_ra
     assert_eq!((report.failing, programmer.store().frontends.len()), (0, 2));
 }
 
+/// Others that fail meanwhile make it no older.
+#[test]
+fn a_subject_fails_since_its_own_first_failure() {
+    let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::without_drain_max(), at(10)).unwrap();
+    let other = WEB.replace("web", "db").replace("10.96.0.1", "10.96.0.2").replace("10.0.0.1", "10.0.0.9");
+    let both = snapshot(&format!("{WEB}---{other}"));
+    let (web, db) = (std::net::IpAddr::from([10, 96, 0, 1]), std::net::IpAddr::from([10, 96, 0, 2]));
+    programmer.store_mut().broken = [web].into();
+    assert_eq!(programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10)).failing_since, Some(at(10)));
+    programmer.store_mut().broken = [web, db].into();
+    let report = programmer.sync(&both, &NodeFacts::default(), at(18));
+    assert_eq!((report.failing, report.failing_since), (4, Some(at(10))), "each service and its address");
+    programmer.store_mut().broken = [db].into();
+    let report = programmer.tick(at(25));
+    assert_eq!((report.failing, report.failing_since), (2, Some(at(18))));
+    programmer.store_mut().broken.clear();
+    assert_eq!(programmer.tick(at(56)).failing_since, None);
+}
+
 /// If the revision cannot be written, nothing can be written.
 #[test]
 fn tables_that_cannot_be_written_at_all_are_told_from_one_subject() {

@@ -27,6 +27,8 @@ pub struct Report {
     pub failures: Vec<String>,
     /// How many subjects failed, and are tried again.
     pub failing: usize,
+    /// Since when the writes of one subject have failed without a success; of several subjects the one that has failed longest counts.
+    pub failing_since: Option<Monotonic>,
     /// How many service ports and addresses wait for the next run, which is due at once.
     pub waiting: usize,
     /// Service ports in the tables.
@@ -58,6 +60,7 @@ impl Report {
         self.refusals = planned.and(pending.refusals());
         self.failures = pending.failures().take(Self::LISTED).cloned().collect();
         self.failing = pending.failed();
+        self.failing_since = pending.failing_since();
     }
 
     pub(super) fn describe(&mut self, programmed: &ProgrammedState, now: Monotonic) {

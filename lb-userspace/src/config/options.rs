@@ -252,7 +252,7 @@ pub struct Options {
     #[serde(deserialize_with = "stuck_after::deserialize")]
     pub stuck_after: Option<Duration>,
 
-    /// Fail /healthz and /livez when no map can be written for so long
+    /// Fail /healthz and /livez when no map can be written for so long, and /readyz when one change cannot be written for longer
     #[arg(long, value_name = "DURATION", value_parser = behind_after::parse)]
     #[serde(deserialize_with = "behind_after::deserialize")]
     pub behind_after: Option<Duration>,

@@ -2,8 +2,8 @@
 //!
 //! `/healthz` is probed by load balancers, so it fails only for this node's own faults. A lost API reddens `/readyz`, or one API outage would take
 //! every node out of every load balancer. `/livez` fails only for what a restart may heal: a runtime whose heartbeat stops, and tables that cannot be
-//! written at all. A subject (a service, an address) whose write fails is that subject's matter: it is tried again by name, and fails no probe, since
-//! a restart would find the same.
+//! written at all. A subject (a service, an address) whose writes fail for long makes the node not ready, whichever map refuses them. It fails no other
+//! probe, since a restart would find the same. A change that the plan refuses for want of room is no failed write.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub const BEAT: Duration = Duration::from_secs(5);
 pub struct Thresholds {
     /// A runtime without a heartbeat for this long is stuck: it has one at least every [`BEAT`].
     pub stuck_after: Duration,
-    /// Tables that could not be written at all for this long: several attempts have failed.
+    /// Tables that could not be written at all for this long, or one subject that could not: several attempts have failed.
     pub behind_after: Duration,
     /// How long the first sync may take where the tables of the agent before serve meanwhile.
     pub first_sync_grace: Duration,
@@ -97,6 +97,7 @@ fn dead(report: &Report, since_beat: Duration, thresholds: &Thresholds) -> Vec<F
 }
 
 const UNWRITABLE: &str = "the tables cannot be written";
+const UNWRITTEN: &str = "a change cannot be written to the tables";
 const UNSYNCED: &str = "the first sync is not finished";
 const UNATTACHED: &str = "interfaces have not been looked at yet";
 const STALE: &str = "the source is stale";
@@ -136,13 +137,19 @@ fn has_source_error(report: &Report) -> bool {
     report.source.api_reachable == Some(false) || report.source.last_error.is_some()
 }
 
-/// What makes this node not ready beside its own faults: tables that cannot be written, and a stale source.
+/// What makes this node not ready beside its own faults: tables or subjects that cannot be written, and a stale source.
 fn not_ready(report: &Report, own: &[Fault], thresholds: &Thresholds) -> Vec<Fault> {
     let mut faults = Vec::new();
     let limit = thresholds.behind_after.as_secs_f64();
     let lately = report.tables.unwritable_seconds.is_some_and(|seconds| seconds < limit);
     if let (true, Some(error)) = (lately, &report.tables.unwritable) {
         faults.push(Fault::new(UNWRITABLE, format!("{UNWRITABLE}: {error}")));
+    }
+    if let (None, Some(seconds)) = (&report.tables.unwritable, report.tables.behind_seconds)
+        && seconds > limit
+    {
+        let error = report.tables.last_error.as_deref().unwrap_or_default();
+        faults.push(Fault::new(UNWRITTEN, format!("{UNWRITTEN} for {seconds:.0} s: {error}")));
     }
     let is_known = |general| own.iter().any(|fault| fault.general == general);
     // Not ready from the first moment on, though load balancers need not see it yet.

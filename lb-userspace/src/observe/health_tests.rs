@@ -95,15 +95,18 @@ fn tables_that_cannot_be_written_for_long_are_a_fault_that_a_restart_may_heal() 
     assert_eq!(answers(&unwritable(15.0)), [false; 3]);
 }
 
-/// A restart would find the same, and a rollout would wait for it.
+/// A restart would find the same.
 #[test]
-fn one_subject_that_can_never_be_written_fails_no_probe() {
-    let behind = with(|report| {
-        report.tables.last_error = Some("map endpoints4 is full".into());
-        (report.tables.failing, report.tables.behind_seconds) = (1, Some(100_000.0));
-        report.datapath.problems = vec!["the link of one pod".into()];
-    });
-    assert_eq!(answers(&behind), [true; 3]);
+fn one_subject_that_cannot_be_written_for_long_fails_readiness_alone() {
+    let behind = |seconds| {
+        with(|report| {
+            report.tables.last_error = Some("map endpoints4 is full".into());
+            (report.tables.failing, report.tables.behind_seconds) = (1, Some(seconds));
+            report.datapath.problems = vec!["the link of one pod".into()];
+        })
+    };
+    assert_eq!(answers(&behind(15.0)), [true; 3]);
+    assert_eq!(answers(&behind(15.1)), [true, true, false]);
 }
 
 #[test]
