@@ -7,11 +7,15 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use lb_common::abi::{backend_flags, backend_state};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 
+use crate::apply::{Programmer, Store};
 use crate::observe::maintenance::{Answer, Order, State};
+use crate::observe::report_socket::ANSWER_TIMEOUT;
 use crate::plan::{PortKey, ProgrammedState, Target};
 
 /// Endpoints whose active checks fail, each of one service port.
@@ -30,13 +34,20 @@ pub struct Request {
     pub reply: oneshot::Sender<Answer>,
 }
 
-/// Somebody whose order is obeyed, and who is to be answered once the tables hold it.
+/// Somebody whose order is obeyed, and who is to be answered once the tables hold it, or do not in time.
 #[derive(Debug)]
 struct Obeyed {
     reply: oneshot::Sender<Answer>,
+    /// `None`: all that is in maintenance.
+    target: Option<Target>,
     changed: bool,
-    error: Option<String>,
+    /// Then the answer is that they do not.
+    until: Instant,
 }
+
+/// How long an order waits for the tables: for a run or two, and for the first retry of a failed write.
+const PATIENCE: Duration = Duration::from_secs(3);
+const _: () = assert!(PATIENCE.as_secs() < ANSWER_TIMEOUT.as_secs(), "who asked is still there");
 
 /// A way to give orders.
 pub type Requests = mpsc::Sender<Request>;
@@ -134,17 +145,39 @@ impl Maintenance {
         Ok(changed)
     }
 
-    /// The next [`Self::answer`] answers the order. `error`: why it was not obeyed.
-    pub fn answer_later(&mut self, reply: oneshot::Sender<Answer>, changed: bool, error: Option<String>) {
-        self.obeyed.push(Obeyed { reply, changed, error });
+    /// [`Self::answer`] answers the order that was obeyed.
+    pub fn answer_later(&mut self, Request { order, reply }: Request, changed: bool, now: Instant) {
+        let (target, until) = match order {
+            Order::List => (None, now),
+            Order::On(target) | Order::Off(target) => (Some(target), now + PATIENCE),
+        };
+        self.obeyed.push(Obeyed { reply, target, changed, until });
     }
 
-    /// The tables hold what was ordered so far.
-    pub fn answer(&mut self, programmed: &ProgrammedState) {
-        for Obeyed { reply, changed, error } in std::mem::take(&mut self.obeyed) {
+    /// Answers the orders that the tables hold, and those that have waited long enough.
+    pub fn answer<S: Store>(&mut self, programmer: &Programmer<S>, now: Instant) {
+        for obeyed in std::mem::take(&mut self.obeyed) {
+            let unwritten = |target: &Target| {
+                let reason = programmer.unwritten_at(*target, &self.targets)?;
+                Some(format!("{target}: {reason}"))
+            };
+            let pending = match &obeyed.target {
+                Some(target) => unwritten(target),
+                None => self.targets.iter().find_map(unwritten),
+            };
+            if pending.is_some() && now < obeyed.until {
+                self.obeyed.push(obeyed);
+                continue;
+            }
+            let answer = answer(&self.targets, programmer.programmed(), obeyed.changed);
             // Who asked may have gone away.
-            let _ = reply.send(Answer { error, ..answer(&self.targets, programmed, changed) });
+            let _ = obeyed.reply.send(Answer { pending, ..answer });
         }
+    }
+
+    /// When an order has waited long enough.
+    pub fn due(&self) -> Option<Instant> {
+        self.obeyed.iter().map(|obeyed| obeyed.until).min()
     }
 }
 
@@ -193,34 +226,40 @@ fn answer(targets: &BTreeSet<Target>, programmed: &ProgrammedState, changed: boo
         target: target.to_string(),
         endpoints: endpoints.iter().filter(|endpoint| target.holds(**endpoint)).count() as u64,
     };
-    Answer { changed, targets: targets.iter().map(state).collect(), error: None }
+    Answer { changed, targets: targets.iter().map(state).collect(), ..Answer::default() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Family;
-    use crate::plan::{BackendId, BackendRecord, Capacities, Loaded, restore};
+    use crate::apply::MemoryStore;
+    use crate::model::{Family, Monotonic};
+    use crate::plan::{BackendId, BackendRecord, Capacities, Loaded, PlanSettings, restore};
 
     fn target(text: &str) -> Target {
         text.parse().expect("an address")
+    }
+
+    /// A backend in maintenance.
+    fn record(address: SocketAddr) -> BackendRecord {
+        BackendRecord {
+            address,
+            state: backend_state::MAINTENANCE,
+            flags: 0,
+            generation: 1,
+            service: 1,
+            deadline_ds: 0,
+            drain_ds: 0,
+            uid_hash: 0,
+            weight: 1,
+        }
     }
 
     /// Tables with these backends in maintenance.
     fn programmed(maintained: &[&str]) -> ProgrammedState {
         let mut loaded = Loaded::default();
         for (id, address) in (1..).zip(maintained) {
-            let record = BackendRecord {
-                address: address.parse().expect("an address"),
-                state: backend_state::MAINTENANCE,
-                flags: 0,
-                generation: 1,
-                service: 1,
-                deadline_ds: 0,
-                drain_ds: 0,
-                uid_hash: 0,
-                weight: 1,
-            };
+            let record = record(address.parse().expect("an address"));
             loaded.backends.push((BackendId { family: Family::of(record.address.ip()), id }, record));
         }
         restore(Capacities::all(7), loaded)
@@ -240,6 +279,43 @@ mod tests {
         assert!(second.obey(Order::Off(target("10.0.0.1"))).expect("written"));
         assert!(!second.obey(Order::Off(target("10.0.0.1"))).expect("nothing to write"));
         assert_eq!(read(dir.path()).expect("readable"), [target("[2001:db8::1]:80")].into());
+    }
+
+    /// Without a snapshot nothing is written: what an agent before this one left serves on.
+    #[tokio::test(start_paused = true)]
+    async fn an_order_that_the_tables_do_not_hold_in_time_is_answered_as_pending() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let mut store = MemoryStore::roomy();
+        let (one, two) = (target("10.0.0.1"), target("10.0.0.2"));
+        for (id, state, flags) in
+            [(1, backend_state::ACTIVE, backend_flags::IN_CLUSTER_SET), (2, backend_state::MAINTENANCE, 0)]
+        {
+            let address = SocketAddr::from(([10, 0, 0, u8::try_from(id).expect("small")], 80));
+            let record = BackendRecord { state, flags, ..record(address) };
+            store.backends.insert(BackendId { family: Family::V4, id }, record);
+        }
+        let programmer = Programmer::restore(store, PlanSettings::default(), Monotonic::default()).expect("tables");
+        let mut maintenance = Maintenance::open(dir.path(), programmer.programmed());
+        let mut order = |order, now| {
+            let (reply, mut answer) = oneshot::channel();
+            let changed = maintenance.obey(order).expect("writable");
+            maintenance.answer_later(Request { order, reply }, changed, now);
+            maintenance.answer(&programmer, now);
+            let early = answer.try_recv().ok();
+            maintenance.answer(&programmer, now + PATIENCE);
+            early.map(|answer| (true, answer)).or_else(|| answer.try_recv().ok().map(|answer| (false, answer)))
+        };
+        let now = Instant::now();
+        let (at_once, answer) = order(Order::On(two), now).expect("answered");
+        assert!(at_once && answer.pending.is_none() && answer.changed, "the tables hold it: {answer:?}");
+        let (at_once, answer) = order(Order::On(one), now).expect("answered");
+        assert!(!at_once && answer.changed && answer.error.is_none(), "it is written down: {answer:?}");
+        let pending = answer.pending.expect("the tables do not hold it");
+        assert!(pending.starts_with("10.0.0.1: ") && pending.contains("ballast status"), "{pending}");
+        let (at_once, listed) = order(Order::List, now).expect("answered");
+        assert!(at_once && listed.targets.len() == 2 && listed.pending == Some(pending), "{listed:?}");
+        let (at_once, answer) = order(Order::On(one), now).expect("answered");
+        assert!(!at_once && !answer.changed && answer.pending.is_some(), "asking again makes it no truer");
     }
 
     #[test]

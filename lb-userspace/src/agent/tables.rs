@@ -98,9 +98,9 @@ impl Tables {
         let sweep = (!self.is_moving).then(|| self.beside.sweeper.due());
         let timed = self.programmer.next_tick().into_iter().chain(sweep);
         let timed = timed.min().map(|at| now + at.since(clock::monotonic()).min(BEAT));
-        let audit = self.beside.auditor.due(now);
+        let beside = self.beside.auditor.due(now).into_iter().chain(self.beside.maintenance.due());
         let pause = if self.written.waits() { Duration::ZERO } else { MIN_PAUSE };
-        timed.into_iter().chain(audit).fold(self.next_beat, Instant::min).max(self.last_tick + pause)
+        timed.into_iter().chain(beside).fold(self.next_beat, Instant::min).max(self.last_tick + pause)
     }
 
     /// A new snapshot came.
@@ -180,6 +180,7 @@ impl Tables {
             }
             self.note(&report, started.elapsed(), first);
         }
+        self.beside.maintenance.answer(&self.programmer, started);
         if self.next_beat <= started {
             self.next_beat = started + BEAT;
             self.beat(started);
@@ -243,9 +244,7 @@ impl Tables {
         if whole {
             self.update_published();
         }
-        if report.waiting == 0 {
-            self.beside.maintenance.answer(self.programmer.programmed());
-        }
+        self.beside.maintenance.answer(&self.programmer, Instant::now());
         if let Some(sockets) = self.beside.sockets.as_ref().filter(|_| report.writes > 0 || whole) {
             sockets.check_soon();
         }

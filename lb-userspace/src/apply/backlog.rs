@@ -30,6 +30,11 @@ impl Backlog {
         self.ports.get(&key.service).is_some_and(|ports| ports.contains(key))
     }
 
+    /// The service ports that wait.
+    pub fn services(&self) -> impl Iterator<Item = &PortKey> {
+        self.ports.values().flatten()
+    }
+
     pub fn has_vip(&self, address: IpAddr) -> bool {
         self.vips.contains(&address)
     }

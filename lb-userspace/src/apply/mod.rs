@@ -7,6 +7,7 @@ mod dump;
 mod endpoints;
 mod kernel;
 mod load;
+mod maintained;
 mod memory;
 mod pending;
 mod programmer;

@@ -133,6 +133,15 @@ impl Pending {
         self.failing.first().map(|(since, _)| *since)
     }
 
+    /// Why a service port is not as it is wanted.
+    pub fn trouble_of(&self, key: &PortKey) -> Option<String> {
+        let (trouble, _) = self.waiting.get(&Subject::Service(key.clone()))?;
+        Some(match trouble {
+            Trouble::Failed(words) => words.clone(),
+            Trouble::NoRoom(refusal) => refusal.to_string(),
+        })
+    }
+
     /// Service ports that are not as they are wanted.
     pub fn services(&self) -> impl Iterator<Item = &PortKey> {
         self.waiting.keys().filter_map(|subject| match subject {

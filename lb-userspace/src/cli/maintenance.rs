@@ -1,10 +1,12 @@
 //! `ballast maintenance`: takes backends out by hand and brings them back; the flows that they have stay.
 
+use std::process::ExitCode;
+
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 
 use super::output::{Format, render};
-use super::{AgentDirs, print};
+use super::{AgentDirs, complain, print, sentence};
 use crate::agent::marks;
 use crate::observe::maintenance::{Answer, Order, State};
 use crate::observe::report_socket;
@@ -53,7 +55,25 @@ enum Switch {
     Off,
 }
 
-pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+/// The exit code where the agent has written an order down, and the tables do not hold it.
+const PENDING: u8 = 3;
+
+pub(super) fn run(arguments: &Arguments) -> ExitCode {
+    match order(arguments) {
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(pending)) => {
+            complain(pending);
+            ExitCode::from(PENDING)
+        }
+        Err(error) => {
+            complain(sentence(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Gives the order and prints the answer. Returns what of it the tables do not hold.
+fn order(arguments: &Arguments) -> anyhow::Result<Option<String>> {
     let order = match (arguments.what, arguments.switch) {
         (What::List, None) => Order::List,
         (What::List, Some(_)) => bail!("`list` takes no more; give an address to switch"),
@@ -84,7 +104,16 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let nobody =
         if unserved { "No service has an endpoint there yet; one that comes takes no new flows.\n" } else { "" };
     let text = |_| format!("{}{unchanged}{nobody}", table(&answer));
-    print(&render(arguments.output, &answer, text)?)
+    print(&render(arguments.output, &answer, text)?)?;
+    Ok(answer.pending.as_deref().map(pending))
+}
+
+/// What to do about an order that the tables do not hold.
+fn pending(reason: &str) -> String {
+    format!(
+        "written down, but not in the tables yet, so new connections go as before; the agent goes on trying: give the order again until it \
+         succeeds ({reason})"
+    )
 }
 
 fn written(run_dir: &std::path::Path) -> anyhow::Result<Answer> {

@@ -62,7 +62,7 @@ enum Command {
     Doctor(Box<doctor::Arguments>),
     /// Print events as they come: refusals, retries, ejections; until Ctrl-C; exit code 2 without an agent
     Monitor(monitor::Arguments),
-    /// Put backends into maintenance and end it: no new flows, present ones stay
+    /// Put backends into maintenance and end it: no new flows, present ones stay; exit code 3 while the tables do not hold it
     Maintenance(maintenance::Arguments),
     /// Translate a configuration of kube-proxy, and name fields without a counterpart
     Migrate(migrate::Arguments),
@@ -137,7 +137,7 @@ pub fn main() -> ExitCode {
         Command::Plan(arguments) => return plan::run(&arguments),
         Command::Audit(arguments) => return audit::run(&arguments),
         Command::Doctor(arguments) => return doctor::run(*arguments),
-        Command::Maintenance(arguments) => maintenance::run(&arguments),
+        Command::Maintenance(arguments) => return maintenance::run(&arguments),
         Command::Migrate(arguments) => migrate::run(&arguments),
         Command::Sysdump(arguments) => sysdump::run(&arguments),
         Command::Fleet(arguments) => return fleet::run(&arguments),

@@ -44,8 +44,10 @@ pub struct Answer {
     pub changed: bool,
     /// All that is in maintenance now.
     pub targets: Vec<State>,
-    /// Why it could not be done; null: it was.
+    /// Why it could not be done; null: it was written down.
     pub error: Option<String>,
+    /// What the tables do not hold of it yet, and why; null: they hold it.
+    pub pending: Option<String>,
 }
 
 /// Something in maintenance.

@@ -23,7 +23,7 @@ pub const SOCKET: &str = "agent.sock";
 /// A report is a few kilobytes; a node with 16 384 links stays well below this.
 const MAX_REPORT_BYTES: u64 = 64 << 20;
 /// An agent that does not answer in this time is stuck.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// An audit goes between other work: with the largest tables it takes some seconds.
 const AUDIT_TIMEOUT: Duration = Duration::from_mins(1);
 /// The question that is answered by an [`EventStream`].
@@ -118,7 +118,7 @@ pub fn audit(run_dir: &Path, dry_run: bool) -> Result<AuditReport, AskError> {
     question(run_dir, if dry_run { &Question::AuditDryRun } else { &Question::Audit }, AUDIT_TIMEOUT)
 }
 
-/// Gives the agent an order about maintenance; answered when the tables hold it.
+/// Gives the agent an order about maintenance; answered when the tables hold it, or when that takes too long.
 pub fn order(run_dir: &Path, order: Order) -> Result<Answer, AskError> {
     question(run_dir, &Question::Maintenance(order), ANSWER_TIMEOUT)
 }

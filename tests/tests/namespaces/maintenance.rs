@@ -112,6 +112,32 @@ fn only_root_gives_orders_and_nonsense_is_refused() {
     assert_eq!(order(&agent, &["list"])["targets"], serde_json::json!([]));
 }
 
+/// As without an API: what the agent before left serves on, and no order takes effect.
+#[test]
+fn an_order_succeeds_only_when_the_tables_hold_it() {
+    let fixture = Fixture::new("maintmute", Pods::Routed, 2, NodeOptions::default());
+    let service = fixture.web();
+    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let out = fixture.backends[1].addresses().v4.to_string();
+    let to = service.frontends(Protocol::Tcp)[0];
+    agent.kill();
+    agent.write_text("kind: Service\n  name: [\n").unwrap();
+    agent.launch().unwrap();
+    let give = || agent.cli(&["maintenance", &out, "on"]).unwrap();
+    let output = eventually("the agent answers", SOON, || {
+        let output = give();
+        // Without an agent that answers it is an error.
+        (output.status.code() != Some(1)).then_some(output)
+    });
+    assert_eq!(servers(&fixture, to), ["b0", "b1"], "the tables do not hold it");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(3) && said.contains(&out) && said.contains("again"), "{output:?}");
+    // It is written down, and takes effect with the next snapshot.
+    agent.write(&Manifest::of([service.clone()])).unwrap();
+    eventually("the order succeeds", SOON, || give().status.success().then_some(()));
+    assert_eq!(servers(&fixture, to), ["b0"]);
+}
+
 /// By a restart over a file that somebody broke; the tables know what was in maintenance.
 #[test]
 fn a_file_that_cannot_be_read_brings_nothing_back_and_is_named() {

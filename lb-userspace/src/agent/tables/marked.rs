@@ -4,6 +4,7 @@ use tokio::time::Instant;
 
 use super::Tables;
 use crate::agent::marks::{self, Unhealthy};
+use crate::observe::maintenance::Answer;
 use crate::plan::BackendId;
 
 impl Tables {
@@ -16,19 +17,24 @@ impl Tables {
         }
     }
 
-    /// An order about maintenance. Answered when the tables hold it.
+    /// An order about maintenance. Answered when the tables hold it, or do not in time.
     pub fn maintain(&mut self, request: marks::Request) {
-        let done = self.beside.maintenance.obey(request.order);
-        let changed = *done.as_ref().unwrap_or(&false);
+        let changed = match self.beside.maintenance.obey(request.order) {
+            Ok(changed) => changed,
+            Err(error) => {
+                let error = Some(format!("cannot be written down in the run folder: {error}"));
+                // Who asked may have gone away.
+                let _ = request.reply.send(Answer { error, ..Answer::default() });
+                return;
+            }
+        };
         if changed {
             tracing::info!(order = ?request.order, "maintenance");
             self.take_maintenance();
         }
-        let error = done.err().map(|error| format!("cannot be written down in the run folder: {error}"));
-        self.beside.maintenance.answer_later(request.reply, changed, error);
-        if !self.written.waits() {
-            self.beside.maintenance.answer(self.programmer.programmed());
-        }
+        let now = Instant::now();
+        self.beside.maintenance.answer_later(request, changed, now);
+        self.beside.maintenance.answer(&self.programmer, now);
     }
 
     /// What is in maintenance differs from what was planned.
