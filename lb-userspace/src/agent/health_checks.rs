@@ -1,7 +1,7 @@
 //! Health-check node ports: a listener for each, opened and closed as services change, on every address of the node.
 //!
-//! The checks of the agent before this one are served first of all, and answered as it did until the source is read. So a restart costs load
-//! balancers no more than the time in which there is no process.
+//! The checks of the agent before this one are served as soon as the agent has what it needs itself, and answered as it did until the source is
+//! read. Ports take no more than a share of the descriptors: beyond it the oldest Services have theirs, and the others are refused by name.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::descriptors::Share;
 use super::health_memory::{Checks, Memory};
 use crate::model::ObjectName;
 use crate::observe::health_check::{self, WEIGHT_HEADER};
@@ -25,9 +26,6 @@ use crate::plan::HealthCheck;
 
 /// Connections that wait to be accepted on one port.
 const BACKLOG: i32 = 64;
-
-/// Connections of all ports at a time; a quarter of them for one source.
-const CONNECTIONS_MAX: usize = 512;
 
 /// Whether the node is healthy.
 type Asks = Box<dyn Fn() -> bool + Send + Sync>;
@@ -40,6 +38,7 @@ pub(super) struct HealthChecks {
     forgetful: Option<String>,
     wanted: watch::Sender<Checks>,
     admission: Admission,
+    share: Share,
     open: BTreeMap<u16, Vec<AbortOnDropHandle<()>>>,
     /// Why a port is not open.
     problems: BTreeMap<u16, String>,
@@ -49,16 +48,18 @@ impl HealthChecks {
     /// Serves what an agent before this one answered, by its notes in the run folder. `tables`: they are there, and serve on.
     ///
     /// Until [`Self::follow`] the node counts as healthy: what that agent programmed works without any.
-    pub fn inherit(run_dir: &Path, tables: bool) -> Self {
+    pub fn inherit(run_dir: &Path, tables: bool, share: Share) -> Self {
         let memory = Memory::open(run_dir);
-        let checks = if tables { memory.answers().clone() } else { Checks::default() };
+        // That agent served no more than its own share: these are the oldest Services, unless the limit is lower now.
+        let checks = if tables { oldest(memory.answers(), share.ports, |_| 0) } else { Checks::default() };
         let (wanted, _) = watch::channel(checks.clone());
         let mut servers = Self {
             node: Arc::default(),
             memory,
             forgetful: None,
             wanted,
-            admission: Admission::new(CONNECTIONS_MAX),
+            admission: Admission::new(share.connections),
+            share,
             open: BTreeMap::new(),
             problems: BTreeMap::new(),
         };
@@ -81,15 +82,19 @@ impl HealthChecks {
         wanted
     }
 
-    /// Opens and closes ports until they are these. What cannot be opened is tried again by the next call.
-    pub fn set(&mut self, wanted: &Checks) {
-        self.remember(wanted);
-        if *self.wanted.borrow() != *wanted {
-            self.wanted.send_replace(wanted.clone());
+    /// Opens and closes ports until they are these, or as many as there are descriptors for: those of the oldest Services. What cannot be opened is
+    /// tried again by the next call. `age`: of a Service; less is older.
+    pub fn set(&mut self, wanted: &Checks, age: impl Fn(&ObjectName) -> i64) {
+        let served = oldest(wanted, self.share.ports, age);
+        self.remember(&served);
+        if *self.wanted.borrow() != served {
+            self.wanted.send_replace(served.clone());
         }
-        self.open.retain(|port, _| wanted.contains_key(port));
+        self.open.retain(|port, _| served.contains_key(port));
         self.problems.retain(|port, _| wanted.contains_key(port));
-        self.open(wanted);
+        let refused = wanted.iter().filter(|(port, _)| !served.contains_key(port));
+        self.problems.extend(refused.map(|(port, check)| (*port, self.share.refusal(*port, &check.service))));
+        self.open(&served);
     }
 
     fn open(&mut self, wanted: &Checks) {
@@ -142,6 +147,16 @@ impl HealthChecks {
         let serve = server::serve(listener, router, self.admission.clone(), Patience::default());
         AbortOnDropHandle::new(tokio::spawn(serve))
     }
+}
+
+/// So many of the checks: those of the oldest Services, then of the first by name. So a restart, and another node, choose the same.
+fn oldest(checks: &Checks, most: usize, age: impl Fn(&ObjectName) -> i64) -> Checks {
+    if checks.len() <= most {
+        return checks.clone();
+    }
+    let mut by_age: Vec<_> = checks.iter().map(|(port, check)| (age(&check.service), &check.service, *port)).collect();
+    by_age.sort_unstable();
+    by_age.into_iter().take(most).filter_map(|(_, _, port)| Some((port, checks.get(&port)?.clone()))).collect()
 }
 
 fn answer(check: Option<&HealthCheck>, is_healthy: bool) -> Response {
@@ -206,6 +221,15 @@ mod tests {
         TcpListener::bind("0.0.0.0:0").await.and_then(|listener| listener.local_addr()).expect("a free port").port()
     }
 
+    /// Many descriptors.
+    fn share() -> Share {
+        Share::of(1 << 20)
+    }
+
+    fn of_one_age(_: &ObjectName) -> i64 {
+        0
+    }
+
     const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     /// Lets the tasks that were dropped end.
@@ -219,18 +243,18 @@ mod tests {
     async fn the_next_agent_answers_as_this_one_did_until_it_knows_better() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let port = free_port().await;
-        let mut first = HealthChecks::inherit(dir.path(), false);
-        first.set(&checks(port, 2));
+        let mut first = HealthChecks::inherit(dir.path(), false, share());
+        first.set(&checks(port, 2), of_one_age);
         drop(first);
         settle().await;
         {
-            let _second = HealthChecks::inherit(dir.path(), true);
+            let _second = HealthChecks::inherit(dir.path(), true, share());
             let text = ask(LOCAL, port).await.expect("open before anybody said so");
             assert!(text.starts_with("http/1.1 200") && text.contains("x-load-balancing-endpoint-weight: 2"), "{text}");
         }
         settle().await;
         {
-            let _without_tables = HealthChecks::inherit(dir.path(), false);
+            let _without_tables = HealthChecks::inherit(dir.path(), false, share());
             ask(LOCAL, port).await.expect_err("nothing serves");
         }
     }
@@ -240,10 +264,10 @@ mod tests {
         let healthy = Arc::new(AtomicBool::new(true));
         let of_node = healthy.clone();
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let mut servers = HealthChecks::inherit(dir.path(), true);
+        let mut servers = HealthChecks::inherit(dir.path(), true, share());
         servers.follow(move || of_node.load(Ordering::Relaxed));
         let port = free_port().await;
-        servers.set(&checks(port, 3));
+        servers.set(&checks(port, 3), of_one_age);
         assert!(servers.problems().is_empty(), "{:?}", servers.problems());
         for address in [LOCAL, IpAddr::V6(Ipv6Addr::LOCALHOST)] {
             let text = ask(address, port).await.expect("open");
@@ -254,10 +278,10 @@ mod tests {
         let text = ask(LOCAL, port).await.expect("open");
         assert!(text.starts_with("http/1.1 503") && text.contains(r#""serviceproxyhealthy":false"#), "{text}");
         healthy.store(true, Ordering::Relaxed);
-        servers.set(&checks(port, 0));
+        servers.set(&checks(port, 0), of_one_age);
         let text = ask(LOCAL, port).await.expect("still open");
         assert!(text.starts_with("http/1.1 503") && text.contains(r#""localendpoints":0"#), "{text}");
-        servers.set(&Checks::default());
+        servers.set(&Checks::default(), of_one_age);
         settle().await;
         assert_eq!(ask(LOCAL, port).await.expect_err("closed").kind(), io::ErrorKind::ConnectionRefused);
     }
@@ -265,11 +289,11 @@ mod tests {
     #[tokio::test]
     async fn clients_that_never_finish_a_request_hold_up_no_probe_of_any_port() {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let mut servers = HealthChecks::inherit(dir.path(), true);
+        let mut servers = HealthChecks::inherit(dir.path(), true, share());
         let (first, second) = (free_port().await, free_port().await);
-        servers.set(&[checks(first, 1), checks(second, 2)].into_iter().flatten().collect());
+        servers.set(&[checks(first, 1), checks(second, 2)].into_iter().flatten().collect(), of_one_age);
         let mut slow = Vec::new();
-        for _ in 0..CONNECTIONS_MAX {
+        for _ in 0..share().connections {
             let mut stream = TcpStream::connect((LOCAL, first)).await.expect("open");
             stream.write_all(b"GET / HT").await.expect("open");
             slow.push(stream);
@@ -286,13 +310,53 @@ mod tests {
         let taken = TcpListener::bind("0.0.0.0:0").await.expect("a free port");
         let port = taken.local_addr().expect("bound").port();
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let mut servers = HealthChecks::inherit(dir.path(), true);
-        servers.set(&checks(port, 1));
+        let mut servers = HealthChecks::inherit(dir.path(), true, share());
+        servers.set(&checks(port, 1), of_one_age);
         let problem = servers.problems().get(&port).expect("a problem").clone();
         assert!(problem.contains("demo/web") && problem.contains(&port.to_string()), "{problem}");
         drop(taken);
-        servers.set(&checks(port, 1));
+        servers.set(&checks(port, 1), of_one_age);
         assert!(servers.problems().is_empty());
         assert!(ask(LOCAL, port).await.expect("open").starts_with("http/1.1 200"));
+    }
+
+    /// Services `new`, `old-a`, `old-b`: the last two are of one age.
+    #[tokio::test]
+    async fn beyond_its_share_the_same_younger_services_are_refused_by_name_at_each_start() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let mut wanted = Checks::default();
+        for name in ["new", "old-b", "old-a"] {
+            wanted.insert(free_port().await, HealthCheck { service: ObjectName::new("demo", name), local_ready: 1 });
+        }
+        let age = |service: &ObjectName| if service == &ObjectName::new("demo", "new") { 20 } else { 10 };
+        let port = |name: &str| {
+            let mut named = wanted.iter().filter(|(_, check)| check.service == ObjectName::new("demo", name));
+            *named.next().expect("it is wanted").0
+        };
+        let refused = |servers: &HealthChecks| servers.problems().keys().copied().collect::<Vec<u16>>();
+        let two = Share { ports: 2, ..share() };
+        for start in 0..2 {
+            let mut servers = HealthChecks::inherit(dir.path(), true, two);
+            if start > 0 {
+                ask(LOCAL, port("old-a")).await.expect("open before the source is read");
+            }
+            assert!(ask(LOCAL, port("new")).await.is_err());
+            servers.set(&wanted, age);
+            assert_eq!(refused(&servers), [port("new")], "start {start}");
+            let problem = &servers.problems()[&port("new")];
+            assert!(problem.contains("Service demo/new") && problem.contains("RLIMIT_NOFILE"), "{problem}");
+            assert!(ask(LOCAL, port("old-b")).await.is_ok() && ask(LOCAL, port("new")).await.is_err());
+            drop(servers);
+            settle().await;
+        }
+        // With less, one of those that were served is refused until there is room.
+        let mut servers = HealthChecks::inherit(dir.path(), true, Share { ports: 1, ..share() });
+        assert!(ask(LOCAL, port("old-a")).await.is_ok() && ask(LOCAL, port("old-b")).await.is_err());
+        servers.set(&wanted, age);
+        assert_eq!(servers.problems().len(), 2);
+        let without_first: Checks = wanted.clone().into_iter().filter(|(at, _)| *at != port("old-a")).collect();
+        servers.set(&without_first, age);
+        assert_eq!(refused(&servers), [port("new")]);
+        assert!(ask(LOCAL, port("old-b")).await.is_ok());
     }
 }

@@ -8,6 +8,7 @@ mod auditor;
 mod changes;
 mod checks;
 pub mod clock;
+mod descriptors;
 mod ejections;
 mod facts;
 mod health_checks;
@@ -44,6 +45,7 @@ use crate::config::{Options, Settings};
 pub fn run(config: Option<&Path>, flags: Options) -> anyhow::Result<()> {
     let settings = settings(config, flags)?;
     logging::start(settings.log_format, settings.log_level, settings.program_log_level)?;
+    descriptors::raise_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
     let done = runtime.block_on(start::start(settings));
     // A task that hangs in a system call must not hold up the end.

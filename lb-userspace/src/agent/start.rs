@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::auditor::Auditor;
+use super::descriptors::Share;
 use super::health_checks::HealthChecks;
 use super::held_ports::HeldPorts;
 use super::judge::Judge;
@@ -64,13 +65,10 @@ pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
             return Err(error.into());
         }
     };
-    // First of all, so that nobody who asks them is turned away while the rest starts.
-    let health_checks = HealthChecks::inherit(&settings.run_dir, tables_exist(&settings.bpffs));
     let node_memory =
         (settings.source == Origin::Kube).then(|| NodeMemory::open(&settings.run_dir, &settings.node_name));
     let mut source = open_source(&settings, node_memory.as_ref(), &stop).await?;
-    let remembered = (health_checks, node_memory);
-    let ended = Box::pin(with_source(&settings, &mut source, signals, listeners, remembered, &stop)).await;
+    let ended = Box::pin(with_source(&settings, &mut source, signals, listeners, node_memory, &stop)).await;
     stop.cancel();
     // Its status has reported how it ended.
     let _ = source.task.await;
@@ -82,7 +80,7 @@ async fn with_source(
     source: &mut Source,
     signals: run::Signals,
     mut listeners: Listeners,
-    (mut health_checks, node_memory): (HealthChecks, Option<NodeMemory>),
+    node_memory: Option<NodeMemory>,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let inherited = tables_exist(&settings.bpffs);
@@ -130,6 +128,8 @@ async fn with_source(
     let fleet = serve_fleet(settings, &state, &metrics, source.api.clone(), listeners.fleet.take());
     let mut tasks = serve(&state, &judge, &metrics, listeners, &settings.run_dir, channels);
     tasks.extend(fleet);
+    // After all that the agent itself cannot do without, and before what takes time.
+    let mut health_checks = HealthChecks::inherit(&settings.run_dir, inherited, Share::of_process());
     let (learn, learnt) = mpsc::channel(ring::LEARNT);
     tasks.push(spawn(ring::follow(events, ring::Takers { metrics: metrics.clone(), learnt: learn, stream })));
     tasks.extend(datapath.take_program_log().map(program_log));

@@ -27,7 +27,7 @@ use super::node_memory::NodeMemory;
 use super::sweeper::Sweeper;
 use super::written::Written;
 use crate::apply::{KernelStore, Programmer, Report};
-use crate::model::{Monotonic, Snapshot};
+use crate::model::{Monotonic, ObjectName, Snapshot};
 use crate::observe::health::BEAT;
 use crate::observe::report::HealthCheckReport;
 use crate::plan::NodeFacts;
@@ -256,13 +256,14 @@ impl Tables {
 
     /// Also what could not be opened before.
     fn open_health_checks(&mut self) {
-        if self.snapshot.is_none() {
-            return;
-        }
+        let Some(snapshot) = &self.snapshot else { return };
+        // What cannot be read was there before.
+        let age =
+            |name: &ObjectName| snapshot.services.get(name).and_then(|service| service.created_s).unwrap_or(i64::MIN);
         let health_checks = &mut self.beside.health_checks;
         let wanted = self.programmer.desired().health_checks.clone();
         let wanted = &health_checks.with_held(wanted, |service| self.programmer.holds(service));
-        health_checks.set(wanted);
+        health_checks.set(wanted, age);
         let problems = health_checks.problems();
         let shown: BTreeMap<u16, HealthCheckReport> = wanted
             .iter()

@@ -1,10 +1,12 @@
 //! An agent with too little memory, CPU or descriptors, or with a run folder that is full or cannot be written. Packets go on, the agent says what is
 //! wrong, and with enough of it everything converges.
 
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 
 use lb_tests::agent::{Agent, Endpoint, Manifest, SOON, Service};
-use lb_tests::fixture::{Fixture, Pods, Served};
+use lb_tests::fixture::{Fixture, Pods, Served, health_check_port};
 use lb_tests::limits::Limited;
 use lb_tests::peers::eventually;
 use lb_tests::topology::{Addresses, NodeOptions};
@@ -94,6 +96,53 @@ fn an_agent_without_descriptors_says_so_and_costs_no_packet() {
     limit_descriptors(&scene.agent, None);
     converges(&scene.agent, &manifest);
     scene.check();
+}
+
+/// The first of [`LOCAL_SERVICES`] health-check node ports.
+const FIRST_PORT: u16 = 31_000;
+/// Two listeners for each are more than [`FEW_DESCRIPTORS`].
+const LOCAL_SERVICES: u16 = 600;
+/// systemd's limit, here the hard one, too.
+const FEW_DESCRIPTORS: u64 = 1_024;
+
+/// Health-check node ports that are refused for want of descriptors; `None`: not all are decided.
+fn refused_ports(agent: &Agent) -> Option<BTreeSet<u16>> {
+    let status = agent.json(&["status"]).ok()?;
+    let checks = status["agent"]["tables"]["healthChecks"].as_object()?.clone();
+    let is_refused = |check: &serde_json::Value| {
+        let name = check["service"].as_str()?;
+        let problem = check["problem"].as_str()?;
+        (problem.contains(&format!("Service {name} is refused")) && problem.contains("RLIMIT_NOFILE")).then_some(())
+    };
+    let refused = checks.iter().filter(|(_, check)| is_refused(check).is_some());
+    let refused: BTreeSet<u16> = refused.map(|(port, _)| port.parse().unwrap()).collect();
+    (checks.len() == usize::from(LOCAL_SERVICES) && !refused.is_empty()).then_some(refused)
+}
+
+#[test]
+fn more_health_check_node_ports_than_descriptors_cost_the_same_services_at_each_start_and_nothing_else() {
+    let mut scene = Served::new("manyports", 2);
+    let manifest = Manifest::of([scene.service.clone()]).yaml();
+    scene.agent.write_text(&(manifest + &health_check_port::many(FIRST_PORT, LOCAL_SERVICES))).unwrap();
+    let address = std::net::IpAddr::from(scene.fixture.node.addresses().v4);
+    let mut before = None;
+    // The second start opens what the first one wrote down.
+    for start in ["first", "second"] {
+        scene.agent.launch_limited(Resource::Nofile, FEW_DESCRIPTORS).unwrap();
+        let refused = eventually("each port is open or refused", SOON, || refused_ports(&scene.agent));
+        let is_closed = |port: &u16| TcpStream::connect_timeout(&SocketAddr::new(address, *port), SOON).is_err();
+        let ports = FIRST_PORT..FIRST_PORT + LOCAL_SERVICES;
+        let closed: BTreeSet<u16> = scene.fixture.node.netns().run(|| ports.filter(is_closed).collect());
+        assert_eq!(closed, refused, "at the {start} start");
+        eventually("the agent is ready", SOON, || scene.agent.is_ready().then_some(()));
+        let metrics = scene.agent.metrics().unwrap();
+        let counted = format!("ballast_health_check_problems {}", refused.len());
+        assert!(metrics.lines().any(|line| line.trim_end_matches(".0") == counted), "{counted} at the {start} start");
+        let log = scene.agent.log();
+        assert!(refused.iter().all(|port| log.contains(&format!("healthCheckNodePort {port} of Service"))));
+        scene.check();
+        assert_eq!(*before.get_or_insert_with(|| refused.clone()), refused, "at the {start} start");
+    }
 }
 
 /// Bytes of address space that a process's own binary takes.

@@ -29,6 +29,8 @@ pub(in crate::agent) struct Reports {
     run_problems: LoggedProblems,
     /// Failures of the sweep that were logged.
     sweep_problems: LoggedProblems,
+    /// Health-check node ports that were logged as not open.
+    port_problems: LoggedProblems,
 }
 
 /// What the node holds besides what each run says, at a beat.
@@ -42,8 +44,8 @@ pub(super) struct Beat {
 
 impl Reports {
     pub fn new(progress: watch::Sender<Progress>, metrics: Metrics, object_events: ObjectEvents) -> Self {
-        let (run_problems, sweep_problems) = Default::default();
-        Self { progress, metrics, object_events, run_problems, sweep_problems }
+        let (run_problems, sweep_problems, port_problems) = Default::default();
+        Self { progress, metrics, object_events, run_problems, sweep_problems, port_problems }
     }
 
     /// Whether the tables have held a snapshot since the start.
@@ -165,9 +167,7 @@ impl Reports {
         if self.progress.borrow().tables.health_checks == shown {
             return;
         }
-        for problem in problems.values() {
-            tracing::warn!("{problem}");
-        }
+        self.port_problems.warn(problems.values().cloned().collect());
         let of_services = shown.values().filter_map(|check| Some((check.service.as_str(), check.problem.as_deref()?)));
         self.object_events.of_health_checks(of_services);
         self.progress.send_modify(|progress| progress.tables.health_checks = shown);
