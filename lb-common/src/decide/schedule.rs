@@ -36,8 +36,8 @@ pub(super) fn by_hash(service: &Service, hash: u32, attempt: u32) -> u32 {
 /// What first connections of a client go by under client affinity, `client` being a hash of it: that, and the present period. A period is as long as
 /// a client is remembered. So the connections of one period agree, and a client that is forgotten is in another period, where the choice is free.
 #[inline(always)]
-pub(super) fn of_client(client: u32, timeout_s: u32, now_s: u32) -> u32 {
-    let period = now_s.checked_div(timeout_s).unwrap_or(0);
+pub(super) fn of_client(client: u32, timeout_s: u32, now_ds: u32) -> u32 {
+    let period = (now_ds / 10).checked_div(timeout_s).unwrap_or(0);
     // Another multiplier than that of the attempts in `spread`.
     client ^ period.wrapping_mul(0x27d4_eb2f)
 }

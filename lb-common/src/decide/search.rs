@@ -39,10 +39,7 @@ pub(super) fn choose<const N: usize, T: Tables<N>>(
 ) -> bool {
     words::clear(&mut pick.search);
     pick.search.client = client_tag(&key.src, pick.service.id, netns);
-    if how & BY_CLIENT != 0 {
-        let timeout_s = if how & AS_ANY_NODE == 0 { pick.service.affinity_timeout_s } else { 0 };
-        pick.search.hash = schedule::of_client(pick.search.client, timeout_s, now.s);
-    } else if how & BY_TUPLE != 0 {
+    if how & BY_TUPLE != 0 {
         pick.search.hash = tag(key);
     }
     for attempt in 0..SLOT_ATTEMPTS {
@@ -82,7 +79,6 @@ pub(super) fn other_than<const N: usize, T: Tables<N>>(
     let mut how = PREFERS_PROVEN | if not_ejected { NOT_EJECTED } else { 0 };
     if pick.service.affinity_timeout_s != 0 {
         how |= BY_CLIENT;
-        pick.search.hash = schedule::of_client(pick.search.client, pick.service.affinity_timeout_s, now.s);
     }
     for attempt in 1..=SLOT_ATTEMPTS {
         if tables.try_slot(&connection.original_key, pick, how | attempt, now.ds) {
@@ -118,10 +114,13 @@ pub fn try_slot<const N: usize, T: Tables<N>>(
     // more than two.
     let mut position = pick.search.position.wrapping_add(1);
     if attempt <= SLOT_ATTEMPTS / 2 {
-        position = if how & (BY_TUPLE | BY_CLIENT) == 0 {
-            schedule::position(tables, service, key, attempt)
-        } else {
+        position = if how & BY_CLIENT != 0 {
+            let timeout_s = if how & AS_ANY_NODE == 0 { service.affinity_timeout_s } else { 0 };
+            schedule::by_hash(service, schedule::of_client(pick.search.client, timeout_s, now_ds), attempt)
+        } else if how & BY_TUPLE != 0 {
             schedule::by_hash(service, pick.search.hash, attempt)
+        } else {
+            schedule::position(tables, service, key, attempt)
         };
     } else if position >= service.slot_count {
         position = 0;
