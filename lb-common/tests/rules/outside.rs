@@ -301,7 +301,7 @@ fn two_clients_of_one_port_never_share_a_tuple() {
     }
 }
 
-/// Ports that a client outside may keep, so that a process of this node can have the same one.
+/// A port that an external client may keep, so that a process of this node can have the same one.
 const KEPT: u16 = 20_000;
 
 #[test]

@@ -141,7 +141,7 @@ fn addresses_of_services_answer_clients_outside_and_a_nodes_own_speaks_for_itsel
     }
 }
 
-/// Of a process of the node and a client outside that have one port and one backend.
+/// Of a process of the node and an external client that have one port and one backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum First {
     Process,
