@@ -175,12 +175,13 @@ impl<'a> Candidate<'a> {
         Self { address: SocketAddr::new(listed.address, port), endpoint, listed }
     }
 
-    /// Among those of one address: the local one first; then the pod that runs before the one that ends and whose address it has; then the best. Hints
-    /// come last, so that equals are equal in all that matters.
+    /// Among those of one address: a ready one first, then the local one; then the pod that runs before the one that ends and whose address it has;
+    /// then the best. Hints come last, so that equals are equal in all that matters.
     fn precedence(&self) -> impl Ord + '_ {
         let (endpoint, listed) = (self.endpoint, self.listed);
+        let is_unready = endpoint.state != EndpointState::Ready;
         (
-            (Reverse(endpoint.local), listed.terminating, endpoint.state, Reverse(endpoint.serving)),
+            (is_unready, Reverse(endpoint.local), listed.terminating, endpoint.state, Reverse(endpoint.serving)),
             (Reverse(endpoint.uid_hash), listed.hint_nodes(), listed.hint_zones(), &listed.zone),
         )
     }

@@ -44,26 +44,41 @@ fn of(slices: &[&Slice], node_name: Option<&str>) -> (DesiredEndpoint, Vec<Rule>
     (*found.values().next().unwrap(), met)
 }
 
+/// A pod's address is used again, by a pod on another node: each order of the slices, seen from this node and from a third one.
 #[test]
-fn of_two_entries_for_one_endpoint_the_local_one_counts_then_the_ready_one() {
+fn of_two_entries_for_one_endpoint_the_ready_one_serves() {
     let (here, there) = (slice(endpoint("n1", false)), slice(endpoint("n2", true)));
     for slices in [[&here, &there], [&there, &here]] {
-        let (found, met) = of(&slices, Some("n1"));
-        assert!(found.local && found.state == EndpointState::NotReady && !found.in_cluster_set && !found.in_local_set);
-        assert_eq!(met.iter().filter(|rule| **rule == Rule::Duplicate).count(), 1);
-        let (found, _) = of(&slices, Some("n3"));
-        assert!(!found.local && found.state == EndpointState::Ready && found.in_cluster_set && !found.in_local_set);
+        for node in ["n1", "n3"] {
+            let (found, met) = of(&slices, Some(node));
+            assert!(!found.local && found.state == EndpointState::Ready && found.in_cluster_set && !found.in_local_set);
+            assert_eq!(met.iter().filter(|rule| **rule == Rule::Duplicate).count(), 1);
+        }
     }
 }
 
-/// kube-proxy: endpointslicecache, "prefer the running pod over the terminating one" where a pod's address is used again.
+#[test]
+fn of_two_entries_that_are_as_ready_the_local_one_counts() {
+    for ready in [true, false] {
+        let (here, there) = (slice(endpoint("n1", ready)), slice(endpoint("n2", ready)));
+        for slices in [[&here, &there], [&there, &here]] {
+            let (found, _) = of(&slices, Some("n1"));
+            assert_eq!((found.local, found.in_cluster_set, found.in_local_set), (true, ready, ready));
+        }
+    }
+}
+
+/// kube-proxy: endpointslicecache, "prefer the running pod over the terminating one" where a pod's address is used again. Both are ready if
+/// the service publishes addresses that are not ready; else neither is.
 #[test]
 fn a_pod_that_runs_counts_before_one_that_ends_at_the_same_address() {
-    let ends = Endpoint { serving: true, terminating: true, uid_hash: 1, ..endpoint("n1", true) };
-    let runs = Endpoint { uid_hash: 2, ..endpoint("n1", false) };
-    let (ends, runs) = (slice(ends), slice(runs));
-    for slices in [[&ends, &runs], [&runs, &ends]] {
-        assert_eq!(of(&slices, Some("n1")).0.uid_hash, 2);
+    for ready in [true, false] {
+        let ends = Endpoint { serving: true, terminating: true, uid_hash: 1, ..endpoint("n1", ready) };
+        let runs = Endpoint { uid_hash: 2, ..endpoint("n1", ready) };
+        let (ends, runs) = (slice(ends), slice(runs));
+        for slices in [[&ends, &runs], [&runs, &ends]] {
+            assert_eq!(of(&slices, Some("n1")).0.uid_hash, 2);
+        }
     }
 }
 

@@ -51,7 +51,7 @@ pub const KNOWN: [Known; 12] = [
     },
     Known {
         name: "contradicting duplicates",
-        reason: "an endpoint is in several slices with different conditions: kube-proxy takes one by chance; Ballast the local, then the best",
+        reason: "an endpoint is in several slices with different conditions: kube-proxy takes one by chance; Ballast a ready one, then the local, then the best",
         concerns: |case| !duplicates::of(case, case.inputs).is_empty(),
         as_kube_proxy: Reading::Chance(duplicates::each_kept_alone),
     },
