@@ -269,7 +269,7 @@ impl PlanInput<'_> {
         listed.into_iter().map(|(address, all)| (address, self.best(all))).collect()
     }
 
-    /// Of several entries for one endpoint: the local one, the one that does not end, the one that is ready, then any, as long
+    /// Of several entries for one endpoint: the one that is ready, the local one, the one that does not end, then any, as long
     /// as it is always the same.
     fn best<'e>(&self, mut all: Vec<&'e Endpoint>) -> &'e Endpoint {
         let mut prefer = |is_better: &dyn Fn(&Endpoint) -> bool| {
@@ -277,9 +277,9 @@ impl PlanInput<'_> {
                 all.retain(|endpoint| is_better(endpoint));
             }
         };
+        prefer(&|endpoint| endpoint.ready);
         prefer(&|endpoint| self.is_local(endpoint));
         prefer(&|endpoint| !endpoint.terminating);
-        prefer(&|endpoint| endpoint.ready);
         prefer(&|endpoint| endpoint.serving);
         let last = |e: &&Endpoint| {
             (std::cmp::Reverse(e.uid_hash), e.hint_nodes().to_vec(), e.hint_zones().to_vec(), e.zone.clone())
