@@ -29,7 +29,7 @@ use super::written::Written;
 use crate::apply::{KernelStore, Programmer, Report};
 use crate::model::{Monotonic, ObjectName, Snapshot};
 use crate::observe::health::BEAT;
-use crate::observe::report::HealthCheckReport;
+use crate::observe::report::{HealthCheckReport, PortMismatchReport};
 use crate::plan::NodeFacts;
 use crate::sockets::Destroyer;
 use crate::source::SourceStatus;
@@ -148,6 +148,7 @@ impl Tables {
         let report = self.programmer.sync(&snapshot, &self.facts, clock::monotonic());
         self.written.log(&report, first);
         self.reports.local_cluster_ips(self.programmer.local_cluster_ips());
+        self.reports.port_mismatches(PortMismatchReport::list(self.programmer.mismatched()));
         self.beside.neighbours.update_nodes(&snapshot);
         self.note(&report, started.elapsed(), first);
         self.open_health_checks();

@@ -200,6 +200,11 @@ impl<S: Store> Programmer<S> {
         self.planner.checked()
     }
 
+    /// Wanted service ports that some or all endpoints of their slices lack.
+    pub fn mismatched(&self) -> impl Iterator<Item = (&PortKey, &DesiredService)> {
+        self.planner.mismatched()
+    }
+
     /// What failed or found no room, and is to be tried again now.
     fn add_pending(&self, changes: &mut Changes, now: Monotonic) {
         for subject in self.pending.due(now) {

@@ -13,7 +13,7 @@ use super::{AgentDirs, colour, pods, print};
 use crate::agent::clock;
 use crate::datapath::{self, Attached, Point, maps_dir, name_of, programs_dir};
 use crate::explain::pod::check;
-use crate::explain::{self, Client, Destination, Explanation, Live, Question, Seat, Seen, Stored, Target};
+use crate::explain::{self, Client, Destination, Explanation, Live, Question, Reported, Seat, Seen, Stored, Target};
 use crate::model::Monotonic;
 use crate::observe::report_socket;
 
@@ -103,7 +103,11 @@ fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
     let now = clock::monotonic();
     let attached = datapath::read_attached(&arguments.dirs.bpffs).ok();
     let sockets = attached.as_ref().is_some_and(|attached| !attached.sockets.is_empty());
-    let asked = Asked { hook: arguments.hook, client, destination, sockets };
+    let (agent_error, stale, reported) = match arguments.dirs.ask(report_socket::ask) {
+        Ok(report) => (None, report.source.stale.clone(), Reported::from(report)),
+        Err(error) => (Some(error.to_string()), None, Reported::default()),
+    };
+    let asked = Asked { hook: arguments.hook, client, destination, sockets, reported };
     let (config, explanation) = match client.address.to_canonical() {
         IpAddr::V4(source) => {
             let live = Live::open(&dir, &programs)?;
@@ -115,10 +119,6 @@ fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
             let settings = live.settings(nanos(now), ports());
             (live.config(), asked.explain(&live, settings, source.octets(), octets6)?)
         }
-    };
-    let (agent_error, stale) = match arguments.dirs.ask(report_socket::ask) {
-        Ok(report) => (None, report.source.stale),
-        Err(error) => (Some(error.to_string()), None),
     };
     let written = config.filter(|config| config.programmed_ds != 0);
     let tables = Tables {
@@ -162,6 +162,7 @@ struct Asked<'a> {
     destination: &'a Destination,
     /// Whether sockets of the host are translated.
     sockets: bool,
+    reported: Reported,
 }
 
 impl Asked<'_> {
@@ -193,7 +194,8 @@ impl Asked<'_> {
             None => found,
         };
         let packet = explain::packet(stored, key);
-        Ok(explain::explain(stored, settings, Question { packet, port_is_assumed: port.is_none(), seat }))
+        let question = Question { packet, port_is_assumed: port.is_none(), seat, reported: self.reported.clone() };
+        Ok(explain::explain(stored, settings, question))
     }
 }
 

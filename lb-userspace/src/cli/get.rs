@@ -16,6 +16,8 @@ use crate::maps::MapError;
 use crate::observe::contents::{Contents, Wanted, WantedFlows};
 use crate::observe::inventory::{ConnectionView, Inventory, Items, ServiceView};
 use crate::observe::rates::{self, Reading, ServiceRates};
+use crate::observe::report::PortMismatchReport;
+use crate::observe::report_socket;
 use crate::observe::table::{or_dash, place};
 use crate::observe::text;
 use crate::pause::pause;
@@ -133,7 +135,10 @@ impl Lists<'_> {
             return self.rates();
         }
         let contents = Contents::read(&self.dir, self.arguments.wanted())?;
-        list(self.arguments, &Inventory::new(&contents, clock::monotonic()))
+        let inventory = Inventory::new(&contents, clock::monotonic());
+        // Without an agent nobody knows the slices.
+        let slices = || self.arguments.dirs.ask(report_socket::ask).map(|report| report.tables.port_mismatches);
+        list(self.arguments, &inventory, || slices().unwrap_or_default())
     }
 
     fn rates(&mut self) -> anyhow::Result<String> {
@@ -252,13 +257,24 @@ impl ListFormat {
     }
 }
 
-fn list(arguments: &Arguments, inventory: &Inventory<'_>) -> anyhow::Result<String> {
+/// `mismatched`: asks the agent which service ports the slices lack; not called if no service port refuses.
+fn list(
+    arguments: &Arguments,
+    inventory: &Inventory<'_>,
+    mismatched: impl FnOnce() -> Vec<PortMismatchReport>,
+) -> anyhow::Result<String> {
     let filter = &arguments.filter;
     match arguments.what {
         What::Services => {
             let mut items = inventory.services();
             items.retain(|item| filter.service(item));
             arguments.sort(&mut items, sort::SERVICES)?;
+            if items.iter().any(|item| item.frontends.iter().any(|frontend| frontend.refuses)) {
+                let known = mismatched();
+                for item in &mut items {
+                    item.take_mismatches(&known);
+                }
+            }
             let items = Items { items };
             let name = |item: &ServiceView| format!("{}/{}:{}", item.namespace, item.name, item.port);
             arguments.render(&items, |wide| text::services(&items.items, wide), name)
@@ -296,6 +312,7 @@ mod tests {
 
     use super::*;
     use crate::observe::inventory::tests::{NOW, contents};
+    use crate::observe::report::OtherPortReport;
 
     #[derive(Parser)]
     struct Line {
@@ -304,10 +321,44 @@ mod tests {
     }
 
     fn listed(line: &str) -> anyhow::Result<String> {
+        listed_beside(line, Vec::new)
+    }
+
+    /// The list beside an agent that answers so.
+    fn listed_beside(line: &str, mismatched: impl FnOnce() -> Vec<PortMismatchReport>) -> anyhow::Result<String> {
         let line = std::iter::once("get").chain(line.split_whitespace());
         let arguments = Line::try_parse_from(line)?.arguments;
         arguments.check()?;
-        list(&arguments, &Inventory::new(&contents(), NOW))
+        list(&arguments, &Inventory::new(&contents(), NOW), mismatched)
+    }
+
+    #[test]
+    fn a_service_port_without_backends_has_the_agents_reason() {
+        let mismatch = |name: &str, matching| PortMismatchReport {
+            namespace: "other".into(),
+            name: name.into(),
+            port: 80,
+            protocol: "TCP".into(),
+            family: "IPv4".into(),
+            endpoints: 3,
+            matching,
+            others: vec![OtherPortReport { name: "http".into(), protocol: "TCP".into(), endpoints: 3 }],
+            ..PortMismatchReport::default()
+        };
+        let known = || vec![mismatch("empty", 0), mismatch("empty", 1), mismatch("another", 0)];
+        let reason = "\nother/empty:80/TCP, IPv4: 3 endpoints have port `http`; none has a port without a name\n";
+        for line in ["services", "services -o wide"] {
+            let table = listed(line).expect("a list");
+            assert_eq!(listed_beside(line, known).expect("a list"), format!("{table}{reason}"));
+        }
+        let json: serde_json::Value =
+            serde_json::from_str(&listed_beside("services -o json", known).expect("a list")).expect("JSON");
+        let found = &json["items"][1]["portMismatches"];
+        assert_eq!((found.as_array().map(Vec::len), &found[0]["others"][0]["name"]), (Some(1), &"http".into()));
+        assert!(json["items"][0].get("portMismatches").is_none(), "{json:#}");
+        // Where nothing refuses, nobody is asked.
+        let unasked = || panic!("the agent is asked");
+        listed_beside("services -n demo", unasked).expect("a list");
     }
 
     #[test]

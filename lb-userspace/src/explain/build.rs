@@ -14,6 +14,7 @@ use super::decision::{self, Decision};
 use super::explanation::{AffinityView, ConnectionView, Explanation, FrontendView, PacketView, PolicyView, ResultView};
 use super::overlay::Overlay;
 use super::question::{Seat, Seen};
+use super::reported::Reported;
 use super::stored::{Settings, Stored};
 use super::trace::Access;
 use crate::maps::from_chars;
@@ -25,17 +26,22 @@ pub struct Question<const N: usize> {
     pub packet: Packet<N>,
     pub port_is_assumed: bool,
     pub seat: Seat,
+    pub reported: Reported,
 }
 
 /// Explains what becomes of the packet.
 pub fn explain<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, question: Question<N>) -> Explanation {
-    let Question { packet, port_is_assumed, seat } = question;
+    let Question { packet, port_is_assumed, seat, reported } = question;
     let key = packet.key;
     let decision = decision::run(stored, Settings { link: seat.ifindex, ..settings }, seat.program, packet);
     let frontend = frontend_of(stored, &key, &decision);
     let now = Now::from_ns(settings.now_ns);
     let connection = connection(stored, &key, &decision, now);
     let is_of_client = frontend.is_some_and(|(of, _)| of.address == asked_address(&key, seat.program));
+    let view = frontend.map(|(of, service)| view_of(stored, &of, &service));
+    let mismatch = view.as_ref().and_then(|view| reported.mismatch(view, protocol_name(key.protocol), view.address));
+    let draining = reported.draining(mismatch);
+    let mismatch = mismatch.filter(|mismatch| mismatch.is_total());
     let asked = frontend.filter(|_| is_of_client).map(|(_, service)| Asked {
         stored,
         key,
@@ -44,13 +50,13 @@ pub fn explain<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, que
         now,
         is_socket: seat.program == Seen::Socket,
         is_local: seat.program != Seen::NodeIn,
+        draining: &draining,
     });
     let by = by(&decision, asked.as_ref().map(|asked| asked.service), connection.is_some(), port_is_assumed);
     let found = asked.as_ref().map(|asked| candidates::list(asked, by, &decision)).unwrap_or_default();
     // Without the set of a service, what chance decides is not known.
     let is_open = found.is_open || (asked.is_none() && decision.trace.is_by_chance());
     let (candidates, eligible) = (found.views, found.eligible);
-    let view = frontend.map(|(of, service)| view_of(stored, &of, &service));
     let name = view.as_ref().filter(|_| decision.action != Action::Pass).map_or_else(
         || SocketAddr::new(ip(key.dst), key.dst_port).to_string(),
         |view| format!("{}/{}", view.namespace, view.name),
@@ -70,7 +76,7 @@ pub fn explain<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, que
         },
         affinity: asked.as_ref().and_then(|asked| affinity(stored, &asked.service, &decision, by, now)),
         policy: asked.as_ref().map(|asked| policy(asked, client(stored, settings, seat.program, &key), &decision)),
-        change: change::sentence(decision.action, decision.outcome, &name, eligible),
+        change: change::sentence(decision.action, decision.outcome, &name, eligible, mismatch),
         result: ResultView {
             // The port of one that is reached by encapsulation stands in its own record.
             backend: candidates.iter().find(|one| one.chosen).map(|one| one.address).or(result.backend),
@@ -79,6 +85,7 @@ pub fn explain<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, que
         },
         hook: seat,
         frontend: view,
+        port_mismatch: mismatch.cloned(),
         connection,
         candidates,
     }

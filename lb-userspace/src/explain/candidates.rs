@@ -1,6 +1,6 @@
 //! The backends of the service, and why each of them is chosen or not.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
 use lb_common::abi::{
@@ -12,6 +12,7 @@ use lb_common::state::takes_flows;
 
 use super::decision::Decision;
 use super::explanation::CandidateView;
+use super::reported::NO_ENDPOINT;
 use super::stored::Stored;
 use crate::observe::inventory::{ip, state_name};
 
@@ -53,6 +54,8 @@ pub struct Asked<'a, const N: usize, S> {
     pub is_socket: bool,
     /// A pod or process of this node.
     pub is_local: bool,
+    /// Why a backend drains.
+    pub draining: &'a str,
 }
 
 /// A backend, and whether a new connection may go there.
@@ -106,11 +109,15 @@ pub fn list<const N: usize, S: Stored<N>>(asked: &Asked<'_, N, S>, by: By, decis
     }
     let mut found = asked.stored.backends(asked.service.id);
     found.retain(|(_, backend)| !matches!(backend.state, backend_state::FREE | backend_state::GONE));
+    let listed = found.iter().filter(|(_, backend)| backend.state != backend_state::DRAINING);
+    let listed: HashSet<[u8; N]> = listed.map(|(_, backend)| backend.address).collect();
     let judged: Vec<Judged<N>> = found
         .into_iter()
         .map(|(id, backend)| {
             let slots = slots.get(&(id, backend.generation)).copied().unwrap_or_default();
-            Judged { id, backend, slots, obstacle: obstacle(asked, id, &backend, slots) }
+            // One whose address has another port number now is in a slice.
+            let draining = if listed.contains(&backend.address) { NO_ENDPOINT } else { asked.draining };
+            Judged { id, backend, slots, obstacle: obstacle(asked, id, &backend, slots, draining) }
         })
         .collect();
     let pool = Pool::of(&judged);
@@ -223,10 +230,11 @@ fn obstacle<const N: usize, S: Stored<N>>(
     id: u32,
     backend: &Backend<N>,
     slots: u32,
+    draining: &str,
 ) -> Obstacle {
     const UNHEALTHY: &str = "unhealthy: its active checks fail";
     let is_unhealthy = backend.flags & backend_flags::UNHEALTHY != 0;
-    if let Some(state) = of_state(backend, slots) {
+    if let Some(state) = of_state(backend, slots, draining) {
         return Obstacle::Closed(state.to_owned());
     }
     if slots == 0 {
@@ -255,7 +263,7 @@ fn obstacle<const N: usize, S: Stored<N>>(
 }
 
 /// The state, where it is the reason.
-const fn of_state<const N: usize>(backend: &Backend<N>, slots: u32) -> Option<&'static str> {
+const fn of_state<'a, const N: usize>(backend: &Backend<N>, slots: u32, draining: &'a str) -> Option<&'a str> {
     // Slots decide; a state without slots is their reason.
     if slots != 0 {
         return None;
@@ -263,7 +271,7 @@ const fn of_state<const N: usize>(backend: &Backend<N>, slots: u32) -> Option<&'
     match backend.state {
         backend_state::UNREADY => Some("unready"),
         backend_state::TERMINATING => Some("terminating"),
-        backend_state::DRAINING => Some("draining: its endpoint is gone from every slice"),
+        backend_state::DRAINING => Some(draining),
         backend_state::MAINTENANCE => Some("in maintenance, by hand"),
         _ => None,
     }

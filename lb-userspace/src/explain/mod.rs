@@ -12,6 +12,7 @@ mod overlay;
 mod overlay_flows;
 pub mod pod;
 mod question;
+mod reported;
 mod stored;
 mod target;
 #[cfg(test)]
@@ -26,6 +27,7 @@ pub use explanation::Explanation;
 pub use live::Live;
 pub use overlay::Overlay;
 pub use question::{Seat, Seen, packet, seat};
+pub use reported::Reported;
 pub use stored::{Settings, Stored};
 pub use target::{Client, Destination, NotResolved, Target, resolve};
 pub use trace::{Access, Trace, Write};

@@ -7,6 +7,9 @@ use super::question::Seen;
 pub fn rows(explanation: &Explanation, interface: Option<&str>) -> Vec<(&'static str, String)> {
     let mut rows = vec![("PACKET", packet(explanation)), ("HOOK", hook(explanation, interface))];
     rows.push(("FRONTEND", frontend(explanation)));
+    if let Some(mismatch) = &explanation.port_mismatch {
+        rows.push(("ENDPOINTS", mismatch.to_string()));
+    }
     rows.push(("CONNECTION", explanation.connection.as_ref().map_or_else(|| "none".to_owned(), connection)));
     if let Some(found) = &explanation.affinity {
         rows.push(("AFFINITY", affinity(found)));

@@ -8,10 +8,12 @@ use crate::datapath;
 use crate::source::PATIENT;
 
 mod following;
+mod port_mismatch;
 mod sockets;
 mod tables;
 
 pub use following::{ConfirmingReport, FailingReport, ProofReport, ResourceReport};
+pub use port_mismatch::{OtherPortReport, PortMismatchReport};
 pub use sockets::SocketsReport;
 pub use tables::{AuditReport, DrainReport, FillReport, HealthCheckReport, PassReport, SweepReport, TablesReport};
 

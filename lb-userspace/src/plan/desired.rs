@@ -9,7 +9,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi;
 
-use super::{DesiredEndpoint, OwnDrainLimits, Range, SortedMap};
+use super::{DesiredEndpoint, OwnDrainLimits, PortMismatch, Range, SortedMap};
 use crate::model::{Check, ObjectName, Protocol, RateLimit, Refused, Scheduler};
 
 /// One (address, port, protocol) that services are reached by.
@@ -171,6 +171,8 @@ pub struct DesiredService {
     pub endpoints: SortedMap<SocketAddr, DesiredEndpoint>,
     /// Networks that may pass the frontends with [`abi::service_flags::SOURCE_RANGES`]; of the families of the frontends.
     pub sources: BTreeSet<IpNet>,
+    /// Slices that have endpoints, but not this port; at most one of each family. It says why, and changes no table.
+    pub mismatches: Vec<PortMismatch>,
 }
 
 /// What the tables should hold.

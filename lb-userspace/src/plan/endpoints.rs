@@ -1,9 +1,13 @@
 //! Which endpoints a service port has, and which of them take new flows (as kube-proxy's `CategorizeEndpoints`).
 
-use std::{cmp::Reverse, collections::BTreeMap, net::SocketAddr};
+mod port_names;
+
+use std::{cell::OnceCell, cmp::Reverse, collections::BTreeMap, net::SocketAddr};
 
 use super::{Mark, Marks, Rule, RuleObserver, Set, SortedMap, marks::PortMarks, node_context::NodeContext};
 use crate::model::{Endpoint, Family, Protocol, ServiceOptions, ServicePort, Slice};
+
+pub use port_names::{OtherPort, PortMismatch};
 
 /// What the API says of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -87,6 +91,8 @@ impl Needs {
 pub(super) struct Listed<'a> {
     slices: Vec<&'a Slice>,
     by_port: BTreeMap<(&'a str, Protocol), Vec<(usize, u16)>>,
+    /// Of each family, made when a port asks for it.
+    census: [OnceCell<port_names::Census<'a>>; 2],
 }
 
 impl<'a> Listed<'a> {
@@ -97,7 +103,7 @@ impl<'a> Listed<'a> {
                 by_port.entry((port.name.as_str(), port.protocol)).or_default().push((index, port.port));
             }
         }
-        Self { slices, by_port }
+        Self { slices, by_port, census: Default::default() }
     }
 
     pub fn slices(&self) -> &[&'a Slice] {

@@ -45,7 +45,7 @@ use crate::model::{Mode, Scheduler, SlotShares};
 pub use desired::{Desired, DesiredService, Frontend, FrontendKind, HealthCheck, PortKey, Ranges, Set, Use};
 pub use diff::{Obstacle, diff_service, diff_vip, withdrawals};
 pub use effect::{BackendEffect, BackendState, Change, Differing, Fate, FrontendEffect, PortEffect};
-pub use endpoints::{DesiredEndpoint, EndpointState};
+pub use endpoints::{DesiredEndpoint, EndpointState, OtherPort, PortMismatch};
 pub use hold::Hold;
 pub use ids::Range;
 pub use life::{DrainLimits, OwnDrainLimits};

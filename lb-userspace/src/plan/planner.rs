@@ -63,6 +63,8 @@ pub struct Planner {
     desired: Desired,
     /// Service ports whose endpoints are checked.
     checked: BTreeSet<PortKey>,
+    /// Service ports that endpoints lack.
+    mismatched: BTreeSet<PortKey>,
     shares: Shares,
     rules: RuleObserver,
     hold: Hold,
@@ -82,6 +84,7 @@ impl Planner {
             refusals: BTreeMap::new(),
             desired: Desired::default(),
             checked: BTreeSet::new(),
+            mismatched: BTreeSet::new(),
             rules: RuleObserver::default(),
             hold: Hold::default(),
             is_fresh: true,
@@ -153,6 +156,11 @@ impl Planner {
     /// Service ports whose endpoints are checked: few among many.
     pub fn checked(&self) -> impl Iterator<Item = (&PortKey, &DesiredService)> {
         self.checked.iter().filter_map(|key| self.desired.services.get_key_value(key))
+    }
+
+    /// Service ports that some or all endpoints of their slices lack: few among many.
+    pub fn mismatched(&self) -> impl Iterator<Item = (&PortKey, &DesiredService)> {
+        self.mismatched.iter().filter_map(|key| self.desired.services.get_key_value(key))
     }
 
     /// Plans what differs between the last snapshot and this one, at the same place, and the services that are `dirty` besides.
@@ -341,15 +349,15 @@ impl Planner {
         for key in gone {
             services.remove(&key);
             self.checked.remove(&key);
+            self.mismatched.remove(&key);
             changes.services.insert(key);
         }
         for (key, port) in ports {
             if services.get(&key) != Some(&port) {
                 changes.services.insert(key.clone());
-                if port.check.is_some() {
-                    self.checked.insert(key.clone());
-                } else {
-                    self.checked.remove(&key);
+                let lists = [&mut self.checked, &mut self.mismatched];
+                for (list, is_in) in lists.into_iter().zip([port.check.is_some(), !port.mismatches.is_empty()]) {
+                    let _ = if is_in { list.insert(key.clone()) } else { list.remove(&key) };
                 }
                 services.insert(key, port);
             }

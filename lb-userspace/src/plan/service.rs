@@ -121,15 +121,15 @@ fn belongs(service: &Service, frontend: &Frontend, whose: &str) -> Refusal {
     )
 }
 
-struct Draft<'a> {
+struct Draft<'a, 's> {
     service: &'a Service,
-    listed: &'a Listed<'a>,
+    listed: &'a Listed<'s>,
     context: &'a NodeContext,
     rules: &'a RuleObserver,
     guard: Guard<'a>,
 }
 
-impl Draft<'_> {
+impl Draft<'_, '_> {
     fn port(&mut self, port: &ServicePort, won: BTreeMap<Frontend, FrontendKind>) -> DesiredService {
         let options = self.service.options.as_deref();
         let direct = mode::is_direct(self.service, port.protocol, self.context) && mode::has_outside(won.values());
@@ -147,6 +147,7 @@ impl Draft<'_> {
         let key = PortKey { service: self.service.name.clone(), port: port.port, protocol: port.protocol };
         let marks = self.context.marks.of_port(&key);
         let endpoints = self.listed.of_port(port, needs, options, self.context, &marks, self.rules);
+        let mismatches = self.listed.mismatches(port, &self.service.ports, needs);
         let filled = Family::BOTH.map(|family| filled(&endpoints, family));
         let mut guarded = [false; 2];
         for (frontend, used) in &mut uses {
@@ -180,6 +181,7 @@ impl Draft<'_> {
             frontends: uses,
             endpoints,
             sources: guarded.flat_map(|family| self.guard.ranges(family)).collect(),
+            mismatches,
         }
     }
 

@@ -87,7 +87,7 @@ fn each_backend_that_takes_nothing_has_its_reason_and_connections_their_backend(
         .collect();
     agent.write(&Manifest::of([after])).unwrap();
     fixture.servers[2].clear();
-    let expected = [
+    let mut expected = [
         (1, "draining: its endpoint is gone from every slice"),
         (2, "unhealthy: its active checks fail"),
         (3, "unready"),
@@ -103,6 +103,8 @@ fn each_backend_that_takes_nothing_has_its_reason_and_connections_their_backend(
     for is_alive in [true, false] {
         if !is_alive {
             agent.kill();
+            // Without it nobody knows the slices.
+            expected[0].1 = "draining: no endpoint of the service port any more";
         }
         for (to, from, stream) in &mut held {
             // Neighbours look for each other meanwhile, which passes.
@@ -225,6 +227,54 @@ fn refusals_are_named_as_they_happen() {
         let output = agent.cli(&[&["explain"], &nonsense[..]].concat()).unwrap();
         assert_eq!(output.status.code(), Some(2), "{nonsense:?}");
         assert!(!output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn a_port_that_no_slice_has_is_the_reason_in_every_command() {
+    let fixture = Fixture::new("explport", Pods::Routed, 1, NodeOptions::default());
+    let manifest = Manifest::of([fixture.web()]);
+    let mut agent = fixture.agent(&manifest, &[]);
+    let to = fixture.web().frontends(Protocol::Tcp)[0];
+    let from = client(&fixture, to, port());
+    let mut documents = manifest.documents();
+    for slice in documents.iter_mut().filter(|document| document["kind"] == "EndpointSlice") {
+        slice["ports"][0]["name"] = json!("htpp");
+    }
+    agent.write_text(&documents.iter().map(|document| format!("---\n{document:#}\n")).collect::<String>()).unwrap();
+    let mismatch = eventually("no endpoint has the port", SOON, || {
+        let (code, explained) = explain(&agent, &from, &to.to_string());
+        (code == 1 && !explained["portMismatch"].is_null()).then(|| explained["portMismatch"].clone())
+    });
+    assert_eq!((&mismatch["portName"], &mismatch["others"][0]["name"]), (&json!("http"), &json!("htpp")));
+    let said = |agent: &Agent, arguments: &[&str]| String::from_utf8(agent.cli(arguments).unwrap().stdout).unwrap();
+    let commands: [&[&str]; 3] = [&["explain", &from, &to.to_string()], &["get", "services"], &["doctor"]];
+    for command in commands {
+        let shown = said(&agent, command);
+        println!("{shown}");
+        assert!(shown.contains("1 endpoint has port `htpp`; none has `http`"), "{command:?}: {shown}");
+    }
+    let (_, explained) = explain(&agent, &from, &to.to_string());
+    let reason = |explained: &Value| candidate(explained, &backend(&fixture, 0, to)).2;
+    assert_eq!(reason(&explained), "draining: no slice has its endpoint with port `http`");
+    assert_eq!(explained["change"], "port `http` in the slices of test/web");
+    let services = || agent.json(&["get", "services"]).unwrap();
+    let of_port = |services: &Value, port: u16| {
+        let all = services["items"].as_array().unwrap().clone();
+        all.into_iter().find(|item| item["port"] == port).unwrap()["portMismatches"].clone()
+    };
+    // One of each family.
+    assert_eq!(of_port(&services(), 80).as_array().map(Vec::len), Some(2));
+    assert!(of_port(&services(), 53).is_null());
+    let examined: Value = serde_json::from_str(&said(&agent, &["doctor", "-o", "json"])).unwrap();
+    let found = examined["findings"].clone();
+    let found = found.as_array().unwrap().iter().filter(|finding| finding["check"] == "endpoints").count();
+    assert_eq!(found, 2);
+    // The maps alone say nothing of slices.
+    agent.kill();
+    for command in commands {
+        let shown = said(&agent, command);
+        assert!(!shown.contains("htpp") && !shown.contains("slice"), "{command:?}: {shown}");
     }
 }
 

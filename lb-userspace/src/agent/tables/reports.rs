@@ -17,7 +17,7 @@ use crate::agent::state::Progress;
 use crate::apply::Report;
 use crate::model::{Monotonic, ObjectName, Snapshot};
 use crate::observe::metrics::Metrics;
-use crate::observe::report::{AuditReport, FillReport, HealthCheckReport, PassReport, SweepReport};
+use crate::observe::report::{AuditReport, FillReport, HealthCheckReport, PassReport, PortMismatchReport, SweepReport};
 use crate::source::SourceStatus;
 
 /// Who learns of the tables, and what is in the log already.
@@ -74,6 +74,16 @@ impl Reports {
                 tracing::info!(addresses = ?local, "cluster IPs on a link of this node, which answers there by itself");
                 progress.tables.local_cluster_ips.clone_from(local);
             }
+            changed
+        });
+    }
+
+    /// Service ports that endpoints lack, and how many there are.
+    pub(super) fn port_mismatches(&self, (listed, count): (Vec<PortMismatchReport>, u64)) {
+        self.progress.send_if_modified(|progress| {
+            let tables = &mut progress.tables;
+            let changed = tables.port_mismatches != listed || tables.mismatched != count;
+            (tables.port_mismatches, tables.mismatched) = (listed, count);
             changed
         });
     }

@@ -2,6 +2,7 @@
 
 mod memory;
 mod names;
+mod slices;
 
 use lb_common::abi::{
     Affinity, AffinityKey, Bucket, BucketKey, Flow, FlowKey, HalfOpen, Health, TCP, affinity_tag, backend_flags,
@@ -14,13 +15,18 @@ use lb_common::state::tcp_flag::ACK;
 
 use super::explanation::{CandidateView, Explanation};
 use super::question::packet;
-use super::{Question, Seat, Seen, explain};
+use super::{Question, Reported, Seat, Seen, explain};
 use memory::{CLIENT, Memory, NOW_S, SERVICE, VIP, key};
 
 /// What is said of the packet at this hook.
 fn at(memory: &Memory, seen: Seen, packet: Packet<4>) -> Explanation {
+    at_beside(memory, seen, packet, Reported::default())
+}
+
+/// The same beside an agent that reports so much.
+fn at_beside(memory: &Memory, seen: Seen, packet: Packet<4>, reported: Reported) -> Explanation {
     let seat = Seat { program: seen, ifindex: 0, reason: String::new() };
-    explain(memory, Memory::settings(), Question { packet, port_is_assumed: false, seat })
+    explain(memory, Memory::settings(), Question { packet, port_is_assumed: false, seat, reported })
 }
 
 /// The same of the next packet of the client pod.
@@ -62,7 +68,7 @@ fn each_state_is_a_reason() {
     for (id, state, flags, reason) in [
         (2, backend_state::UNREADY, 0, "unready"),
         (3, backend_state::TERMINATING, 0, "terminating"),
-        (4, backend_state::DRAINING, 0, "draining: its endpoint is gone from every slice"),
+        (4, backend_state::DRAINING, 0, "draining: no endpoint of the service port any more"),
         (5, backend_state::MAINTENANCE, 0, "in maintenance, by hand"),
         (6, backend_state::ACTIVE, backend_flags::UNHEALTHY, "unhealthy: its active checks fail"),
         (
@@ -158,7 +164,8 @@ fn schedulers_name_the_next_backend_where_no_chance_decides() {
     // Any port is no port: another one has another slot.
     memory.change_service(|service| service.scheduler = scheduler::MAGLEV);
     let seat = Seat { program: Seen::PodIn, ifindex: 0, reason: String::new() };
-    let question = Question { packet: packet(&memory, key()), port_is_assumed: true, seat };
+    let question =
+        Question { packet: packet(&memory, key()), port_is_assumed: true, seat, reported: Reported::default() };
     assert!(!explain(&memory, Memory::settings(), question).result.deterministic);
 }
 

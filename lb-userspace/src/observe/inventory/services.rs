@@ -11,6 +11,7 @@ use super::backends::health_of;
 use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_unhealthy, state_name};
 use crate::model::Scheduler;
 use crate::observe::connect_time::ConnectTimeView;
+use crate::observe::report::PortMismatchReport;
 
 /// A service port.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
@@ -33,6 +34,10 @@ pub struct ServiceView {
     pub rate_limit: Option<RateLimitView>,
     /// How long its backends took to answer SYNs, those that it had before included; null: nothing was measured.
     pub connect_time: Option<ConnectTimeView>,
+    /// Why it has no backend in a family, if the reason is that the slices have endpoints with other ports; absent: no such reason, or no agent
+    /// answers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub port_mismatches: Vec<PortMismatchReport>,
     #[serde(skip)]
     pub port_name: String,
     /// Flows that were given a backend, ever.
@@ -155,6 +160,16 @@ impl BackendOfService {
     }
 }
 
+impl ServiceView {
+    /// Takes those that the agent knows of this service port, and that leave it without an endpoint.
+    pub fn take_mismatches(&mut self, known: &[PortMismatchReport]) {
+        let is_own = |one: &&PortMismatchReport| {
+            one.is_total() && one.is_of(&self.namespace, &self.name, self.port, self.protocol)
+        };
+        self.port_mismatches = known.iter().filter(is_own).cloned().collect();
+    }
+}
+
 impl Inventory<'_> {
     /// Every service port that has a frontend, by namespace, name and port.
     pub fn services(&self) -> Vec<ServiceView> {
@@ -244,6 +259,7 @@ impl Inventory<'_> {
             affinity_timeout_s: 0,
             rate_limit: None,
             connect_time: None,
+            port_mismatches: Vec::new(),
             connect_times: self.connect_times(stat_kind::SERVICE, id).map(|times| Box::new(*times)).unwrap_or_default(),
             selected: SELECTIONS.into_iter().map(count).sum(),
             began: self.began(stat_kind::SERVICE, id),

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::PortMismatchReport;
 use crate::observe::inventory::BackendTotals;
 use crate::sweep::Client;
 
@@ -60,6 +61,11 @@ pub struct TablesReport {
     pub unread_maintenance: Option<String>,
     /// Cluster IPs that a link of this node has: the node answers there by itself.
     pub local_cluster_ips: BTreeSet<IpAddr>,
+    /// Service ports that some or all endpoints of their slices lack, by name or protocol: those without any endpoint first, at most 256, of which
+    /// each namespace has an equal share.
+    pub port_mismatches: Vec<PortMismatchReport>,
+    /// How many there are.
+    pub mismatched: u64,
 }
 
 /// Changes of the source, by kind.
