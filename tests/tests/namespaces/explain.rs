@@ -241,7 +241,9 @@ fn a_port_that_no_slice_has_is_the_reason_in_every_command() {
     for slice in documents.iter_mut().filter(|document| document["kind"] == "EndpointSlice") {
         slice["ports"][0]["name"] = json!("htpp");
     }
-    agent.write_text(&documents.iter().map(|document| format!("---\n{document:#}\n")).collect::<String>()).unwrap();
+    agent
+        .write_text(&documents.iter().map(|document| format!("---\n{document:#}\n")).collect::<Vec<_>>().concat())
+        .unwrap();
     let mismatch = eventually("no endpoint has the port", SOON, || {
         let (code, explained) = explain(&agent, &from, &to.to_string());
         (code == 1 && !explained["portMismatch"].is_null()).then(|| explained["portMismatch"].clone())
