@@ -61,8 +61,8 @@ pub struct TablesReport {
     pub unread_maintenance: Option<String>,
     /// Cluster IPs that a link of this node has: the node answers there by itself.
     pub local_cluster_ips: BTreeSet<IpAddr>,
-    /// Service ports that some or all endpoints of their slices lack, by name or protocol: those without any endpoint first, at most 256, of which
-    /// each namespace has an equal share.
+    /// Service ports that some or all endpoints of their slices lack; those without any endpoint come first. At most 256, of which each namespace has
+    /// an equal share.
     pub port_mismatches: Vec<PortMismatchReport>,
     /// How many there are.
     pub mismatched: u64,
