@@ -18,7 +18,7 @@ use crate::abi::{flow_flags, flow_state};
 use crate::outcome::Outcome;
 use crate::words;
 
-/// The step for a packet of no service: whether it collides with a connection of its sender's, if that is a client.
+/// The step for a packet of no service: whether it collides with a connection of its sender's, if that is a client or this node.
 #[inline(always)]
 pub fn direct<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     let Work { packet, connection, .. } = &mut *work;
@@ -30,12 +30,11 @@ pub fn direct<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     words::address(&key.dst, &mut reply.src);
     words::address(&key.src, &mut reply.dst);
     (reply.src_port, reply.dst_port, reply.protocol) = (key.dst_port, key.src_port, key.protocol);
-    let gives_replies = is_clients && packet.is_udp();
-    if !is_held(tables, work, gives_replies) && !is_held_by_handshake(tables, work, gives_replies) {
+    if !is_held(tables, work, is_clients) && !is_held_by_handshake(tables, work, is_clients) {
         return Step::Decided;
     }
     let Work { packet, connection, verdict, .. } = &mut *work;
-    if gives_replies {
+    if is_clients && packet.is_udp() {
         verdict.settle(Action::Pass, Outcome::AmbiguousUdp);
         return Step::Decided;
     }
@@ -72,14 +71,21 @@ pub(super) fn translates<const N: usize, T: Tables<N>>(
     hook.translates(flags) || (flags & OWN == OWN && is_own(tables, packet, hook))
 }
 
+/// Whether a reply entry with these flags is of another connection than the packet's. A packet of this node that was translated here may be seen
+/// once more where it leaves, and its own entry masquerades nobody.
+#[inline(always)]
+const fn collides(flags: u8, is_clients: bool) -> bool {
+    flags & flow_flags::REPLY != 0 && (is_clients || flags & flow_flags::MASQUERADED != 0)
+}
+
 /// Whether an established connection holds the reply tuple. One that is over is removed; one of UDP may give the replies up.
 ///
 /// Most tuples are free, and the clock takes longer than a look-up: it is read where there is an entry.
 #[inline(always)]
-fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, gives_replies: bool) -> bool {
-    let Work { connection, stored, stored_key, .. } = &mut *work;
+fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, is_clients: bool) -> bool {
+    let Work { packet, connection, stored, stored_key, .. } = &mut *work;
     let (reply_key, flow) = (&connection.reply_key, &mut stored.flow);
-    if tables.flow(reply_key, flow).is_none() || flow.flags & flow_flags::REPLY == 0 {
+    if tables.flow(reply_key, flow).is_none() || !collides(flow.flags, is_clients) {
         return false;
     }
     // The host's NAT tells the two apart.
@@ -92,7 +98,7 @@ fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
         commit::release(tables, work);
         return false;
     }
-    if gives_replies {
+    if is_clients && packet.is_udp() {
         commit::take_replies(tables, work);
     }
     true
@@ -103,11 +109,11 @@ fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
 fn is_held_by_handshake<const N: usize, T: FlowTables<N>>(
     tables: &mut T,
     work: &mut Work<N>,
-    gives_replies: bool,
+    is_clients: bool,
 ) -> bool {
-    let Work { connection, stored, stored_key, .. } = &mut *work;
+    let Work { packet, connection, stored, stored_key, .. } = &mut *work;
     let reply_key = &connection.reply_key;
-    if !tables.half_open(reply_key, stored) || stored.flow.flags & flow_flags::REPLY == 0 {
+    if !tables.half_open(reply_key, stored) || !collides(stored.flow.flags, is_clients) {
         return false;
     }
     let now = Now::from_ns(tables.now_ns());
@@ -116,7 +122,7 @@ fn is_held_by_handshake<const N: usize, T: FlowTables<N>>(
         commit::release_handshake(tables, work);
         return false;
     }
-    if gives_replies {
+    if is_clients && packet.is_udp() {
         commit::take_handshake_replies(tables, work);
     }
     true

@@ -347,6 +347,8 @@ fn this_nodes_own_connection_on_the_tuple_of_a_client_gets_another_port() {
             assert_eq!((first.outcome, first.address, first.route), (Outcome::DirectTranslated, REMOTE, false));
             assert_ne!(first.client_port, KEPT);
             assert_eq!(tables.ask(own, asks, out).client_port, first.client_port, "once more");
+            // Translated, it leaves by a link below.
+            assert_eq!(tables.ask(answer(protocol, &first).reversed(), asks, Hook::NODE_OUT).action, Action::Pass);
             tables.is_from_node = false;
             assert_eq!(tables.ask(own, later, out).action, Action::Pass, "forwarded");
 
@@ -368,6 +370,20 @@ fn this_nodes_own_connection_on_the_tuple_of_a_client_gets_another_port() {
                 assert_eq!(tables.ask(other, asks, out).action, Action::Pass, "port {port}");
             }
             assert_eq!(tables.flows.len() + tables.half_open.len(), entries);
+        }
+    }
+}
+
+#[test]
+fn this_nodes_own_connection_to_a_service_is_translated_once() {
+    for (protocol, asks) in [(TCP, SYN), (UDP, 0)] {
+        let mut tables = serving(frontend_kind::CLUSTER_IP, 0, false);
+        tables.is_from_node = true;
+        let sent = tables.ask(from(NODE, KEPT, protocol), asks, Hook::NODE_OUT);
+        assert_eq!((sent.action, sent.client_port), (Action::ToBackend, KEPT));
+        for hook in [Hook::NODE_OUT, Hook::POD_OUT] {
+            let again = tables.ask(answer(protocol, &sent).reversed(), asks, hook);
+            assert_eq!(again.action, Action::Pass, "where it leaves: {hook:?}");
         }
     }
 }
