@@ -23,7 +23,7 @@ pub(super) const AS_ANY_NODE: u32 = 0x800;
 /// By the packet's tuple alone, whatever the scheduler: the same one each time. With [`AS_ANY_NODE`].
 pub(super) const BY_TUPLE: u32 = 0x1000;
 /// By client, service port and period of the affinity's timeout, whatever the scheduler: first connections that a client makes at the same time
-/// agree. With [`AS_ANY_NODE`] in every period alike: a segment that has lost its entries finds the backend of its SYN.
+/// agree. With [`AS_ANY_NODE`] in every period alike: a segment that has lost its entries finds the backend of a SYN of the same flood.
 pub(super) const BY_CLIENT: u32 = 0x2000;
 
 /// A backend for a new connection, in `pick`; how to search: [`PROBES`], [`AS_ANY_NODE`], [`BY_TUPLE`], [`BY_CLIENT`] (processes: with their
