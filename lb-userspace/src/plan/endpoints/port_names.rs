@@ -42,26 +42,27 @@ pub(super) struct Census<'a> {
 }
 
 impl<'a> Census<'a> {
-    fn of(slices: &[&'a Slice], family: Family, ports: &'a [ServicePort]) -> Self {
-        let own = ports.iter().map(|port| ((port.name.as_str(), port.protocol), BTreeSet::new()));
-        let mut own: BTreeMap<_, BTreeSet<IpAddr>> = own.collect();
-        let (mut all, mut others): (BTreeSet<IpAddr>, BTreeMap<_, usize>) = Default::default();
+    fn of(slices: &[&'a Slice], family: Family, ports: &[ServicePort]) -> Self {
+        let taken: BTreeSet<_> = ports.iter().map(|port| (port.name.as_str(), port.protocol)).collect();
+        let mut all: BTreeSet<IpAddr> = BTreeSet::new();
+        let mut own: BTreeMap<_, BTreeSet<IpAddr>> = BTreeMap::new();
+        let mut others: BTreeMap<_, usize> = BTreeMap::new();
         for slice in slices.iter().filter(|slice| slice.family == family && !slice.endpoints.is_empty()) {
             let addresses = || slice.endpoints.iter().map(|endpoint| endpoint.address);
             all.extend(addresses());
             for port in &slice.ports {
                 let port = (port.name.as_str(), port.protocol);
-                match own.get_mut(&port) {
-                    Some(own) => own.extend(addresses()),
+                if taken.contains(&port) {
+                    own.entry(port).or_default().extend(addresses());
+                } else {
                     // A slice may have thousands of them, so that no address is compared: one in two slices counts twice.
-                    None => *others.entry(port).or_default() += slice.endpoints.len(),
+                    *others.entry(port).or_default() += slice.endpoints.len();
                 }
             }
         }
         let endpoints = all.len();
         let left = others.keys().copied().collect();
-        let own = own.into_iter().filter(|(_, addresses)| !addresses.is_empty());
-        let own = own.map(|(port, addresses)| (port, addresses.len()));
+        let own = own.into_iter().map(|(port, addresses)| (port, addresses.len()));
         let by_port = others.into_iter().map(|(port, count)| (port, count.min(endpoints))).chain(own).collect();
         Self { endpoints, by_port, left }
     }
