@@ -46,7 +46,7 @@ impl Hook {
     }
 
     /// Whether packets of an original direction with these flags are translated here. A translated direct packet looks like the one of
-    /// a service with the same tuple: only the client's own link can tell them apart.
+    /// a service with the same tuple: only the client's own link can tell them apart. `collision::translates` adds this node's own packets.
     #[inline(always)]
     pub(super) const fn translates(self, flags: u8) -> bool {
         self.has(Self::REQUESTS) && (flags & flow_flags::DIRECT == 0 || self.has(Self::FROM_CLIENT))

@@ -39,8 +39,8 @@ pub fn wire_length<const N: usize>(skb: *mut __sk_buff, packet: &Packet<N>, offs
     }
 }
 
-/// What becomes of the length of joined segments with the outer header. That of datagrams must stay, as it says where each ends: without this flag
-/// `bpf_skb_net_grow` refuses them (Linux 5.2 and later, net/core/filter.c). TCP segments become shorter, so that they fit as before.
+/// The flag for joined segments. Datagrams keep their length, which says where each ends: without the flag `bpf_skb_net_grow` refuses them (Linux
+/// 5.2 and later, net/core/filter.c). TCP segments become shorter by the outer header, so that they fit as before.
 #[inline(always)]
 const fn gso(protocol: u8) -> u32 {
     if protocol == UDP { BPF_F_ADJ_ROOM_FIXED_GSO } else { 0 }

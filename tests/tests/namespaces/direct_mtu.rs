@@ -264,10 +264,10 @@ fn joined_datagrams_arrive(link: Checksums) {
             setsockopt(&client, sockopt::UdpGsoSegment, &segment)?;
             std::io::Result::Ok(client)
         };
-        // Each fits the client's link, and not the outer header: the client learns of it, and sends no such again.
+        // Each fits the client's link, but not the link between the nodes with an outer header. An ICMP error names the MTU to the client.
         let headers = if to.is_ipv4() { 28 } else { 48 };
         let too_long = 1_500 - headers;
-        eventually(&format!("{to}: the client is told"), LIMIT, || {
+        eventually(&format!("{to}: the client learns the MTU"), LIMIT, || {
             sending(too_long).unwrap().send(&vec![b'x'; 3 * too_long]).err()
         });
         let counted = scenario.since(&before, Outcome::RefusedTooBig)[0];
