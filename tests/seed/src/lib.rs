@@ -1,4 +1,4 @@
-//! The seed of a run of random tests: fresh in each run, printed, and replayed on request.
+//! How long the tests of a run take, and the seed of its random ones: fresh in each run, printed, and replayed on request.
 //!
 //! All random tests of a process use one seed. A failed test shows it: `BALLAST_TEST_SEED=<seed>` before the same command replays the run.
 
@@ -9,6 +9,22 @@ use proptest::test_runner::{Config, FileFailurePersistence, RngSeed};
 
 /// The variable that asks for a seed.
 pub const VARIABLE: &str = "BALLAST_TEST_SEED";
+
+/// The variable that asks for the long form: large numbers of random cases, a kill at every step, silences in real time.
+pub const FORM: &str = "BALLAST_FORM";
+
+/// What this run asks for: the first in the short form, the second in the long one.
+///
+/// # Panics
+///
+/// If the variable [`FORM`] is set to anything but `short` or `long`.
+pub fn short_or_long<T>(short: T, long: T) -> T {
+    match std::env::var(FORM).as_deref() {
+        Err(_) | Ok("short") => short,
+        Ok("long") => long,
+        Ok(other) => panic!("{FORM}={other}: it is `short` or `long`"),
+    }
+}
 
 /// The seed of this run, printed for the test that asks: the one that [`VARIABLE`] asks for, else a fresh one.
 ///
