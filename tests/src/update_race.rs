@@ -15,8 +15,8 @@ use aya::{Ebpf, EbpfLoader};
 use etherparse::PacketBuilder;
 use lb_common::abi::map_name;
 use lb_common::outcome::Outcome;
-use lb_userspace::apply::KernelStore;
-use lb_userspace::maps::Pinned;
+use lb_plan::apply::KernelStore;
+use lb_tables::Pinned;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 

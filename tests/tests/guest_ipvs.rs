@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lb_common::outcome::Outcome;
+use lb_takeover::conntrack::{Conntrack, Family, status};
 use lb_tests::agent::{Agent, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::{NetNs, NodeOptions, Outside};
-use lb_userspace::conntrack::{Conntrack, Family, status};
 
 const NODE_PORT: u16 = 30_080;
 /// Connections from each place to each frontend: one of each is idle.

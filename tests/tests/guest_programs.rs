@@ -8,8 +8,8 @@
 use std::fmt::Write as _;
 use std::fs;
 
+use lb_datapath::{Settings, as_loaded};
 use lb_tests::verifier::{Verified, Verifier};
-use lb_userspace::datapath::{Settings, as_loaded};
 
 /// Verification takes time in proportion, and so does the start of the agent. The kernel takes one million.
 const INSTRUCTIONS_MAX: u32 = 50_000;

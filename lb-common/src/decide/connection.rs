@@ -135,6 +135,13 @@ pub const fn pair_key<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>) -> FlowK
     FlowKey { src: *src, dst: *dst, src_port, dst_port, protocol: key.protocol, pad: [0; 3] }
 }
 
+/// Whether the entry under `pair_key(key, flow)` belongs to the same flow.
+#[inline(always)]
+#[must_use]
+pub fn is_pair<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, pair: &Flow<N>) -> bool {
+    pair_key(&pair_key(key, flow), pair) == *key && (pair.flags ^ flow.flags) & flow_flags::REPLY != 0
+}
+
 /// The ends of the packets of the opposite direction.
 struct Ends<'a, const N: usize> {
     src: &'a [u8; N],

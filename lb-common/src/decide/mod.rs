@@ -51,7 +51,7 @@ pub use collision::direct;
 pub use commit::established::keep_entries;
 pub use commit::handshake::{accept, establish};
 pub use commit::tuple::reserve;
-pub use connection::{Connection, Direction, pair_key};
+pub use connection::{Connection, Direction, is_pair, pair_key};
 pub use decision::{begin, decide};
 pub use dsr::{Inside, inside, is_about_tunnelled, is_tunnelled, quoted_elsewhere};
 pub use established::established;

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use crate::fleet::answer::Past;
 use crate::fleet::digest::Digest;
-use crate::model::{Accepted, Monotonic, ObjectName};
+use lb_model::{Accepted, Monotonic, ObjectName};
 
 /// So many digests that are over are remembered.
 const RECENT_MAX: usize = 16;
@@ -68,7 +68,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::Mark;
+    use lb_model::Mark;
 
     fn at(seconds: u64) -> Monotonic {
         Monotonic::from_duration(Duration::from_secs(seconds))

@@ -8,11 +8,10 @@ use tokio::sync::watch;
 
 use super::clock;
 use super::state::Progress;
-use crate::adopt::{AdoptError, Adopter};
-use crate::conntrack::ConntrackError;
-use crate::datapath;
-use crate::model::Monotonic;
 use crate::observe::report::AdoptionReport;
+use lb_model::Monotonic;
+use lb_takeover::adopt::{AdoptError, Adopter};
+use lb_takeover::conntrack::ConntrackError;
 
 /// How often the thread looks whether programs and services are there.
 const LOOK: Duration = Duration::from_millis(100);
@@ -27,7 +26,7 @@ const PAUSE_FACTOR: u32 = 20;
 struct Worker {
     adopter: Adopter,
     progress: watch::Receiver<Progress>,
-    datapath: watch::Receiver<datapath::Status>,
+    datapath: watch::Receiver<lb_datapath::Status>,
     report: watch::Sender<AdoptionReport>,
     /// Hangs up when the agent ends.
     stop: Receiver<()>,
@@ -66,7 +65,7 @@ pub(super) fn begin(maps_dir: &Path) -> Option<Adopter> {
 pub(super) fn follow(
     adopter: Option<Adopter>,
     progress: watch::Receiver<Progress>,
-    datapath: watch::Receiver<datapath::Status>,
+    datapath: watch::Receiver<lb_datapath::Status>,
     report: watch::Sender<AdoptionReport>,
 ) -> Option<Adoption> {
     let (hold, stop) = sync_channel(1);

@@ -8,9 +8,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::clock;
-use crate::apply::{Audit, AuditReport, Finding, FindingKind, Programmer, Store};
-use crate::datapath::{self, Fault};
 use crate::observe::report;
+use lb_datapath::Fault;
+use lb_plan::apply::{Audit, AuditReport, Finding, FindingKind, Programmer, Store};
 
 /// How many may wait for an audit of their own.
 pub const REQUESTS: usize = 4;
@@ -35,7 +35,7 @@ pub(super) struct Auditor {
     waiting: VecDeque<Request>,
     running: Option<Running>,
     /// Who looks at the attachments; `None`: nobody.
-    attachments: Option<datapath::Auditor>,
+    attachments: Option<lb_datapath::Auditor>,
     seen: report::AuditReport,
 }
 
@@ -51,7 +51,7 @@ struct Running {
 }
 
 impl Running {
-    fn new(request: Option<Request>, attachments: Option<&datapath::Auditor>, now: Instant) -> Self {
+    fn new(request: Option<Request>, attachments: Option<&lb_datapath::Auditor>, now: Instant) -> Self {
         let dry_run = request.as_ref().is_some_and(|request| request.dry_run);
         Self {
             audit: Audit::new(dry_run),
@@ -101,7 +101,7 @@ fn finding(fault: &Fault) -> Finding {
 }
 
 impl Auditor {
-    pub fn new(interval: Option<Duration>, attachments: Option<datapath::Auditor>, now: Instant) -> Self {
+    pub fn new(interval: Option<Duration>, attachments: Option<lb_datapath::Auditor>, now: Instant) -> Self {
         let next = interval.map(|interval| now + interval);
         Self {
             interval,
@@ -175,8 +175,8 @@ fn add(totals: &mut BTreeMap<String, BTreeMap<String, u64>>, counts: BTreeMap<(&
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::apply::MemoryStore;
-    use crate::plan::{Capacities, PlanSettings};
+    use lb_plan::apply::MemoryStore;
+    use lb_plan::plan::{Capacities, PlanSettings};
 
     fn programmer() -> Programmer<MemoryStore> {
         let store = MemoryStore::new(Capacities::all(16));

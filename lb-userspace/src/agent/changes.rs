@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use imbl::ordmap::DiffItem;
 use jiff::Timestamp;
 
-use crate::model::Snapshot;
 use crate::observe::report::{FillReport, PassReport};
-use crate::plan::ProgrammedState;
+use lb_model::Snapshot;
+use lb_plan::plan::ProgrammedState;
 
 /// All of it.
 pub(super) fn whole(snapshot: &Snapshot) -> PassReport {
@@ -34,8 +34,8 @@ pub(super) fn difference(before: &Snapshot, after: &Snapshot) -> PassReport {
 
 /// How full the tables are, by what was written to them.
 pub(super) fn fill(programmed: &ProgrammedState) -> BTreeMap<String, FillReport> {
-    use crate::model::Family::{V4, V6};
     use lb_common::abi::map_name as name;
+    use lb_model::Family::{V4, V6};
     let capacities = programmed.capacities();
     let backends = |family| programmed.backends().records().keys().filter(|id| id.family == family).count() as u64;
     let slots = programmed.slots().count();
@@ -68,8 +68,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::{Family, ObjectName, Slice};
-    use crate::plan::Capacities;
+    use lb_model::{Family, ObjectName, Slice};
+    use lb_plan::plan::Capacities;
 
     #[test]
     fn empty_tables_are_empty_and_every_one_is_told() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::model::Monotonic;
+use lb_model::Monotonic;
 
 /// `CLOCK_MONOTONIC`, the clock of all deadlines and of the eBPF programs.
 pub fn monotonic() -> Monotonic {

@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::model::ObjectName;
+use lb_model::ObjectName;
 
 /// A listener for each family.
 const LISTENERS_PER_PORT: u64 = 2;

@@ -8,7 +8,8 @@ use std::ops::Bound;
 use tokio::time::Instant;
 
 use super::log_bound::LogBound;
-use crate::plan::{BackendId, PortKey, ProgrammedState};
+use lb_model::PortKey;
+use lb_plan::plan::{BackendId, ProgrammedState};
 
 /// Backends that one review looks at.
 const REVIEWED: usize = 32_768;
@@ -106,8 +107,8 @@ fn log_change(log: &mut LogBound, (service, endpoint): &Subject, is_ejected: boo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Family;
-    use crate::plan::{BackendRecord, Capacities, Loaded, restore};
+    use lb_model::Family;
+    use lb_plan::plan::{BackendRecord, Capacities, Loaded, restore};
 
     const ID: BackendId = BackendId { family: Family::V4, id: 3 };
 

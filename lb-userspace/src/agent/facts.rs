@@ -9,9 +9,9 @@ use nix::{net::if_::InterfaceFlags, sys::socket::SockaddrStorage};
 use tokio::time::timeout;
 
 use crate::config::Settings;
-use crate::model::{Family, Protocol};
-use crate::netlink::route::link_mtus;
-use crate::plan::{Marks, NodeFacts};
+use lb_model::{Family, Protocol};
+use lb_netlink::route::link_mtus;
+use lb_plan::plan::{Marks, NodeFacts};
 
 /// The kubelet's own port: through it the API server reaches into pods.
 const KUBELET_PORT: u16 = 10_250;

@@ -19,10 +19,10 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::descriptors::Share;
 use super::health_memory::{Checks, Memory};
-use crate::model::ObjectName;
 use crate::observe::health_check::{self, WEIGHT_HEADER};
 use crate::observe::server::{self, Admission, Patience};
-use crate::plan::HealthCheck;
+use lb_model::ObjectName;
+use lb_plan::plan::HealthCheck;
 
 /// Connections that wait to be accepted on one port.
 const BACKLOG: i32 = 64;

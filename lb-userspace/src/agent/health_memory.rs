@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::model::ObjectName;
-use crate::plan::HealthCheck;
+use lb_model::ObjectName;
+use lb_plan::plan::HealthCheck;
 
 /// Name of the file in the run folder.
 pub(super) const FILE: &str = "health-checks";

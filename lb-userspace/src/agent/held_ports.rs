@@ -5,9 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::logged_problems::LoggedProblems;
 use crate::config::Settings;
-use crate::model::Protocol;
-use crate::plan::{Desired, Frontend, FrontendKind, PortKey};
-use crate::sockets::{self, Holder};
+use lb_datapath::sockets::{self, Holder};
+use lb_model::PortKey;
+use lb_model::Protocol;
+use lb_plan::plan::{Desired, Frontend, FrontendKind};
 
 /// How many are reported at most.
 const MOST_TOLD: usize = 100;
@@ -22,7 +23,7 @@ pub(super) struct HeldPorts {
 
 impl HeldPorts {
     pub fn new(settings: &Settings) -> Self {
-        let is_hooked = settings.socket_lb != crate::config::SocketLb::Off;
+        let is_hooked = settings.socket_lb != lb_datapath::SocketLb::Off;
         let loopback = settings.nodeport_addresses.loopback().map(|served| served && is_hooked);
         Self { loopback, logged_problems: LoggedProblems::default() }
     }

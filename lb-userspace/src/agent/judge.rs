@@ -67,13 +67,13 @@ mod tests {
 
     use super::super::state::Progress;
     use super::*;
-    use crate::apply::{self, MemoryStore, Programmer};
-    use crate::datapath;
-    use crate::model::{Monotonic, Snapshot};
     use crate::observe::health::{Probe, Thresholds};
     use crate::observe::report::{AdoptionReport, ChecksReport, Report};
-    use crate::plan::{Capacities, NodeFacts, PlanSettings};
-    use crate::source::{SourceStatus, manifest};
+    use lb_model::{Monotonic, Snapshot};
+    use lb_objects::manifest;
+    use lb_plan::apply::{self, MemoryStore, Programmer};
+    use lb_plan::plan::{Capacities, NodeFacts, PlanSettings};
+    use lb_source::SourceStatus;
 
     const THRESHOLDS: Thresholds = Thresholds {
         stuck_after: Duration::from_hours(1),
@@ -147,9 +147,9 @@ endpoints: [{addresses: [10.0.0.1]}]
         assert_eq!((run.refusals.len(), probed(&mut progress, &run, at(100))), (1, [true; 3]));
     }
 
-    fn nothing_attached() -> datapath::Status {
-        datapath::Status {
-            tc: datapath::TcMechanism::Tcx,
+    fn nothing_attached() -> lb_datapath::Status {
+        lb_datapath::Status {
+            tc: lb_datapath::TcMechanism::Tcx,
             missing_features: Vec::new(),
             socket_lb: "off",
             cgroup: None,
@@ -162,7 +162,7 @@ endpoints: [{addresses: [10.0.0.1]}]
             node_problems: Vec::new(),
             warnings: Vec::new(),
             source_ports: 0,
-            fast_path: datapath::FastPathStatus::default(),
+            fast_path: lb_datapath::FastPathStatus::default(),
             programs: Vec::new(),
         }
     }

@@ -15,7 +15,8 @@ use crate::config::{LogFormat, LogLevel};
 pub fn start(format: LogFormat, level: LogLevel, programs: LogLevel) -> anyhow::Result<()> {
     let filter = Targets::new()
         .with_default(filter(level).min(LevelFilter::WARN))
-        .with_target("lb_userspace", filter(level))
+        // All crates of this workspace.
+        .with_target("lb_", filter(level))
         .with_target("ballast", filter(programs))
         // It logs each failed request as an error; the source logs them, once and with the reason.
         .with_target("kube_client", LevelFilter::OFF);

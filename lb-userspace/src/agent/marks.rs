@@ -13,10 +13,11 @@ use lb_common::abi::{backend_flags, backend_state};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::apply::{Programmer, Store};
 use crate::observe::maintenance::{Answer, Order, State};
 use crate::observe::report_socket::ANSWER_TIMEOUT;
-use crate::plan::{PortKey, ProgrammedState, Target};
+use lb_model::PortKey;
+use lb_plan::apply::{Programmer, Store};
+use lb_plan::plan::{ProgrammedState, Target};
 
 /// Endpoints whose active checks fail, each of one service port.
 pub type Unhealthy = BTreeSet<(PortKey, SocketAddr)>;
@@ -232,9 +233,9 @@ fn answer(targets: &BTreeSet<Target>, programmed: &ProgrammedState, changed: boo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::apply::MemoryStore;
-    use crate::model::{Family, Monotonic};
-    use crate::plan::{BackendId, BackendRecord, Capacities, Loaded, PlanSettings, restore};
+    use lb_model::{Family, Monotonic};
+    use lb_plan::apply::MemoryStore;
+    use lb_plan::plan::{BackendId, BackendRecord, Capacities, Loaded, PlanSettings, restore};
 
     fn target(text: &str) -> Target {
         text.parse().expect("an address")

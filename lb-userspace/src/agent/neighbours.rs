@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use lb_common::abi::{frontend_kind, service_flags};
 use tokio::sync::watch;
 
-use crate::datapath::Surroundings;
-use crate::model::{Family, Snapshot};
-use crate::plan::ProgrammedState;
+use lb_datapath::Surroundings;
+use lb_model::{Family, Snapshot};
+use lb_plan::plan::ProgrammedState;
 
 /// Passes what the agent knows of the cluster to the data path.
 #[derive(Debug)]

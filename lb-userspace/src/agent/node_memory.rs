@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::model::Node;
+use lb_model::Node;
 
 /// Name of the file in the run folder.
 pub(super) const FILE: &str = "node.json";

@@ -8,10 +8,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::ejections::Subject;
-use crate::announce::{OBJECT_EVENTS_MAX, ObjectEvent};
-use crate::model::{Refused, fair_share};
-use crate::plan::PortKey;
-use crate::source::SourceStatus;
+use lb_model::PortKey;
+use lb_model::{Refused, fair_share};
+use lb_source::SourceStatus;
+use lb_source::announce::{OBJECT_EVENTS_MAX, ObjectEvent};
 
 /// The API is given so long to overcome an error by itself: one that starts answers with some.
 const API_ERROR_LASTS: Duration = Duration::from_secs(20);
@@ -105,8 +105,8 @@ impl ObjectEvents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ObjectName, Protocol, Refusal};
-    use crate::source::{ApiError, Failing, ResourceStatus};
+    use lb_model::{ObjectName, Protocol, Refusal};
+    use lb_source::{ApiError, Failing, ResourceStatus};
 
     #[test]
     fn what_is_over_is_no_longer_told() {

@@ -9,10 +9,10 @@ use tokio::task::spawn_blocking;
 
 use super::clock;
 use crate::config::{Settings, Source as Origin};
-use crate::model::{AllowedAnnotations, Refusal, Snapshot};
 use crate::observe::preview::PlanReport;
-use crate::plan::{Inputs, PortEffect, Preview};
-use crate::source::change::{ChangeError, ObjectChange, Rules};
+use lb_model::{AllowedAnnotations, Refusal, Snapshot};
+use lb_objects::change::{ChangeError, ObjectChange, Rules};
+use lb_plan::plan::{Inputs, PortEffect, Preview};
 
 /// How many parts may wait for the loop.
 const REQUESTS: usize = 4;
@@ -130,7 +130,7 @@ fn plan(change: &str, present: Present, allowed: &AllowedAnnotations, rules: Rul
 mod tests {
     use super::*;
     use crate::config::Options;
-    use crate::source::manifest::snapshot;
+    use lb_objects::manifest::snapshot;
 
     const SERVICE: &str =
         "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n";
@@ -153,7 +153,7 @@ mod tests {
                 Request::Compare { preview, ports, reply } => {
                     compared += 1;
                     assert!(ports.len() <= PORTS_AT_ONCE);
-                    let programmed = crate::plan::ProgrammedState::new(crate::plan::Capacities::all(4096));
+                    let programmed = lb_plan::plan::ProgrammedState::new(lb_plan::plan::Capacities::all(4096));
                     let effect = |key| preview.effect(key, &programmed, clock::monotonic());
                     let effects = preview.ports()[ports].iter().filter_map(effect).collect();
                     reply.send(Compared { effects, no_room: Vec::new() }).expect("it waits");

@@ -9,11 +9,11 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
-use crate::model::Family;
 use crate::observe::event_stream::EventStream;
 use crate::observe::events::Event;
 use crate::observe::metrics::Metrics;
-use crate::plan::BackendId;
+use lb_model::Family;
+use lb_plan::plan::BackendId;
 
 /// How many backends that became ejected, or are no longer, may wait to be reported. More are found by the next review.
 pub const LEARNT: usize = 256;
@@ -96,7 +96,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::source::api_requests::ApiRequests;
+    use lb_source::api_requests::ApiRequests;
 
     /// On the one thread that the agent's tasks share, with a ring that is never empty.
     #[tokio::test]

@@ -12,10 +12,10 @@ use super::logged_problems::LoggedProblems;
 use super::marks::{self, Unhealthy};
 use super::previews;
 use super::tables::Tables;
-use crate::datapath::{self, Datapath};
-use crate::model::{Refused, Snapshot};
-use crate::plan::BackendId;
-use crate::source::SourceStatus;
+use lb_datapath::Datapath;
+use lb_model::{Refused, Snapshot};
+use lb_plan::plan::BackendId;
+use lb_source::SourceStatus;
 
 /// The parts that the loop runs.
 pub(super) struct Parts {
@@ -78,7 +78,7 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
     let Parts { mut datapath, mut snapshots, mut source, mut tables, mut signals, stop, .. } = parts;
     let Asked { mut audits, mut orders, mut previews } = parts.asked;
     let (mut unhealthy, mut learnt) = (parts.unhealthy, parts.learnt);
-    let mut node: watch::Receiver<datapath::Status> = datapath.status();
+    let mut node: watch::Receiver<lb_datapath::Status> = datapath.status();
     let links = stop.clone();
     // The task owns the data path, and with it the lock, until the end.
     let mut following = tokio::spawn(async move { datapath.follow_links(links).await });

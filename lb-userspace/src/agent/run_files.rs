@@ -18,9 +18,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::{Node, ObjectName};
     use crate::observe::maintenance::Order;
-    use crate::plan::{Capacities, HealthCheck, Loaded, restore};
+    use lb_model::{Node, ObjectName};
+    use lb_plan::plan::{Capacities, HealthCheck, Loaded, restore};
 
     /// Lets every memory write; the names of the files that are there then.
     fn written(run_dir: &Path) -> BTreeSet<PathBuf> {

@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::clock;
-use crate::maps::{MapError, Pinned};
 use crate::observe::contents::{self, Contents, Counted, Wanted};
 use crate::observe::process::ProcessReading;
 use crate::observe::report::Report;
 use crate::observe::series::{self, Series};
+use lb_tables::{MapError, Pinned};
 
 /// Up to how many service ports each has its own series: what would be thirty thousand series with ten thousand of them belongs
 /// into no scrape. `ballast get services -o wide` shows them all.

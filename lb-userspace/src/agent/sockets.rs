@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use super::clock;
-use crate::config::{Settings, SocketLb};
+use crate::config::Settings;
 use crate::observe::report::SocketsReport;
-use crate::sockets::{Destroyed, Destroyer, Reach};
+use lb_datapath::SocketLb;
+use lb_datapath::sockets::{Destroyed, Destroyer, Reach};
 
 /// `None`: no sockets are translated, or there is no thread for it, which is logged.
 pub(super) fn start(settings: &Settings, maps_dir: &Path) -> Option<Destroyer> {

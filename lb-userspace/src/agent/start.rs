@@ -30,20 +30,20 @@ use super::state::{Progress, State};
 use super::sweeper::Sweeper;
 use super::tables::{Beside, Reports, Tables};
 use super::{adoption, auditor, checks, clock, facts, ring, run, sockets};
-use crate::announce::{self, ObjectEvent};
-use crate::apply::{KernelStore, Programmer};
-use crate::config::{self, CgroupRoot, Settings, Source as Origin};
-use crate::datapath::{self, Datapath, maps_dir};
-use crate::maps::Pinned;
+use crate::config::{CgroupRoot, Settings, Source as Origin};
 use crate::observe::event_stream::EventStream;
 use crate::observe::health::Thresholds;
 use crate::observe::metrics::Metrics;
 use crate::observe::report::{AdoptionReport, ChecksReport, TablesReport};
 use crate::observe::report_socket;
-use crate::plan::{self, DrainLimits, Marks, PlanSettings};
-use crate::sockets::Destroyer;
-use crate::source::api_requests::ApiRequests;
-use crate::source::{self, Source};
+use lb_datapath::sockets::Destroyer;
+use lb_datapath::{Datapath, maps_dir};
+use lb_plan::apply::{KernelStore, Programmer};
+use lb_plan::plan::{self, DrainLimits, Marks, PlanSettings};
+use lb_source::Source;
+use lb_source::announce::{self, ObjectEvent};
+use lb_source::api_requests::ApiRequests;
+use lb_tables::Pinned;
 
 /// How long a probe of a silent watch, and its replacement, may take before what it follows counts as stale anyhow.
 const PROBE_PATIENCE: Duration = Duration::from_secs(15);
@@ -61,7 +61,7 @@ pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
         Ok(listeners) => listeners,
         Err(error) => {
             // A port in use is most often another agent's: then the error must name that agent.
-            datapath::check_alone()?;
+            lb_datapath::check_alone()?;
             return Err(error.into());
         }
     };
@@ -185,18 +185,18 @@ async fn open_source(
     match &settings.source {
         Origin::File(path) => {
             let (node_name, allowed) = (settings.node_name.clone(), settings.allowed_annotations.clone());
-            Ok(source::file::spawn(path.clone(), node_name, allowed, stop.clone()))
+            Ok(lb_source::file::spawn(path.clone(), node_name, allowed, stop.clone()))
         }
         Origin::Kube => {
             let known_node = node_memory.and_then(NodeMemory::known).cloned();
-            let kube = source::kube::KubeSettings { known_node, ..kube_settings(settings) };
-            Ok(source::kube::spawn(kube, stop.clone()).await?)
+            let kube = lb_source::kube::KubeSettings { known_node, ..kube_settings(settings) };
+            Ok(lb_source::kube::spawn(kube, stop.clone()).await?)
         }
     }
 }
 
-fn kube_settings(settings: &Settings) -> source::kube::KubeSettings {
-    source::kube::KubeSettings {
+fn kube_settings(settings: &Settings) -> lb_source::kube::KubeSettings {
+    lb_source::kube::KubeSettings {
         kubeconfig: settings.kubeconfig.clone(),
         api_servers: settings.api_server.iter().flat_map(|servers| &servers.0).map(ToString::to_string).collect(),
         tls_server_name: settings.tls_server_name.clone(),
@@ -244,7 +244,7 @@ fn tables_exist(bpffs: &Path) -> bool {
 /// How many services an agent before this one left in the tables. Tables that cannot be read are refused elsewhere, by name.
 fn services_in_tables(bpffs: &Path) -> usize {
     // Tables without any service were once in step with an API that had none, or never: either way an empty list is no news.
-    if tables_exist(bpffs) { datapath::layout::services(&maps_dir(bpffs)).unwrap_or(0) } else { 0 }
+    if tables_exist(bpffs) { lb_datapath::layout::services(&maps_dir(bpffs)).unwrap_or(0) } else { 0 }
 }
 
 /// At the very first start a manifest that cannot be read is a mistake that ends the start. An API may be late.
@@ -260,8 +260,8 @@ async fn first_reading(settings: &Settings, source: &mut Source) -> anyhow::Resu
     }
 }
 
-fn datapath_settings(settings: &Settings) -> datapath::Settings {
-    datapath::Settings {
+fn datapath_settings(settings: &Settings) -> lb_datapath::Settings {
+    lb_datapath::Settings {
         bpffs: settings.bpffs.clone(),
         cgroup_root: match &settings.cgroup_root {
             CgroupRoot::Auto => None,
@@ -270,7 +270,7 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
         run_dir: settings.run_dir.clone(),
         socket_lb: settings.socket_lb,
         loopback_node_ports: settings.nodeport_addresses.loopback(),
-        protect_node_ports: settings.protect_node_ports == config::Switch::On,
+        protect_node_ports: settings.protect_node_ports == crate::config::Switch::On,
         tc_attach: settings.tc_attach,
         xdp_mode: settings.xdp_mode,
         fast_path: settings.fast_path,
@@ -288,7 +288,7 @@ fn datapath_settings(settings: &Settings) -> datapath::Settings {
         connect_times: settings.connect_times,
         program_log_level: settings.program_log_level.as_number(),
         programs: settings.programs.clone(),
-        ..datapath::Settings::default()
+        ..lb_datapath::Settings::default()
     }
 }
 
@@ -296,9 +296,9 @@ fn plan_settings(settings: &Settings) -> PlanSettings {
     PlanSettings {
         node_name: Some(settings.node_name.clone()),
         nodeport_addresses: match &settings.nodeport_addresses {
-            config::NodePortAddresses::All => plan::NodePortAddresses::All,
-            config::NodePortAddresses::Primary => plan::NodePortAddresses::Primary,
-            config::NodePortAddresses::Cidrs(networks) => plan::NodePortAddresses::Cidrs(networks.clone()),
+            crate::config::NodePortAddresses::All => plan::NodePortAddresses::All,
+            crate::config::NodePortAddresses::Primary => plan::NodePortAddresses::Primary,
+            crate::config::NodePortAddresses::Cidrs(networks) => plan::NodePortAddresses::Cidrs(networks.clone()),
         },
         external_ips: settings.external_ips,
         service_proxy_name: settings.service_proxy_name.clone(),
@@ -307,8 +307,8 @@ fn plan_settings(settings: &Settings) -> PlanSettings {
         has_peers: !settings.dsr_peers.is_empty(),
         retry: settings.retry,
         check_networks: match &settings.active_checks {
-            config::ActiveChecks::Off => None,
-            config::ActiveChecks::Pods(networks) => {
+            crate::config::ActiveChecks::Off => None,
+            crate::config::ActiveChecks::Pods(networks) => {
                 Some(settings.cluster_cidr.iter().chain(networks).copied().collect())
             }
         },
@@ -333,7 +333,7 @@ fn metrics(requests: &ApiRequests, state: &State, maps_dir: &Path) -> Metrics {
     Metrics::new(requests, move || scrape.series(&state.report()))
 }
 
-fn program_log(log: datapath::ProgramLog) -> Task {
+fn program_log(log: lb_datapath::ProgramLog) -> Task {
     spawn(async move {
         if let Err(error) = log.run().await {
             tracing::warn!("the programs' log ended: {error}");

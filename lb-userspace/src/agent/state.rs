@@ -10,17 +10,16 @@ use tokio::time::Instant;
 
 use super::accepted::Programmed;
 use super::{clock, sockets};
-use crate::apply;
-use crate::datapath;
-use crate::model::Monotonic;
 use crate::observe::health::{Judgement, Thresholds};
 use crate::observe::inventory::BackendTotals;
 use crate::observe::report::{
     AdoptionReport, ChecksReport, DatapathReport, KernelReport, Report, ResourceReport, SourceReport, TablesReport,
 };
-use crate::plan::DrainEnds;
-use crate::sockets::Totals;
-use crate::source::{PATIENT, SourceStatus};
+use lb_datapath::sockets::Totals;
+use lb_model::Monotonic;
+use lb_plan::apply;
+use lb_plan::plan::DrainEnds;
+use lb_source::{PATIENT, SourceStatus};
 
 /// What the runtime did last.
 #[derive(Clone, Debug, Default)]
@@ -122,7 +121,7 @@ pub struct State {
     /// A resource of the API without a proof for longer than this is stale, whatever else is said.
     pub proof_limit: Duration,
     pub source: watch::Receiver<SourceStatus>,
-    pub datapath: watch::Receiver<datapath::Status>,
+    pub datapath: watch::Receiver<lb_datapath::Status>,
     pub progress: watch::Receiver<Progress>,
     /// `None`: no sockets are translated.
     pub sockets: Option<Totals>,
@@ -190,16 +189,16 @@ impl State {
     }
 }
 
-fn kernel(datapath: &datapath::Status) -> KernelReport {
+fn kernel(datapath: &lb_datapath::Status) -> KernelReport {
     let hows = datapath.links.iter().flat_map(|link| &link.programs).map(|attachment| attachment.how);
-    let native_xdp = hows.into_iter().any(|how| how == datapath::How::Native);
+    let native_xdp = hows.into_iter().any(|how| how == lb_datapath::How::Native);
     let features = [
-        ("tcx", datapath.tc == datapath::TcMechanism::Tcx),
+        ("tcx", datapath.tc == lb_datapath::TcMechanism::Tcx),
         ("xdp-native", native_xdp),
         ("cgroup-sockets", datapath.cgroup.is_some()),
     ];
     KernelReport {
-        release: datapath::kernel_release(),
+        release: lb_datapath::kernel_release(),
         features: features.map(|(name, used)| (name.to_owned(), used)).into(),
         lacks: datapath.missing_features.iter().map(ToString::to_string).collect(),
     }
@@ -269,7 +268,7 @@ fn stale(status: &SourceStatus, proof_limit: Duration, now: Instant) -> Option<S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::{ApiError, Failing, Reach, ResourceStatus, SERVICE_CIDRS};
+    use lb_source::{ApiError, Failing, Reach, ResourceStatus, SERVICE_CIDRS};
 
     fn pass(revision: u64, failures: &[&str]) -> apply::Report {
         let (failing, failures) = (failures.len(), failures.iter().map(|failure| (*failure).to_owned()).collect());

@@ -9,13 +9,13 @@ use lb_common::decide::Now;
 use lb_common::state::Timeouts;
 
 use super::clock;
-use crate::apply::{KernelStore, Programmer};
 use crate::config::Settings;
-use crate::maps::{ClientShares, Connections, Pinned};
-use crate::model::{Family, Monotonic};
 use crate::observe::report::SweepReport;
-use crate::plan::{BackendId, DrainLimits, Frontend, ProgrammedState};
-use crate::sweep::{Client, Clients, Counts, Order, Part, Position, Rounds, Seen, Start, SweepContext, correction};
+use lb_model::{Family, Monotonic};
+use lb_plan::apply::{KernelStore, Programmer};
+use lb_plan::plan::{BackendId, DrainLimits, Frontend, ProgrammedState};
+use lb_plan::sweep::{Client, Clients, Counts, Order, Part, Position, Rounds, Seen, Start, SweepContext, correction};
+use lb_tables::{ClientShares, Connections, Pinned};
 
 /// Backends whose connections are counted or corrected in one step.
 const BACKENDS: usize = 8_192;

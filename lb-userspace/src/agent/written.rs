@@ -1,6 +1,6 @@
 //! The log of runs over the tables: one line once all of a change is written, in however many runs.
 
-use crate::apply::Report;
+use lb_plan::apply::Report;
 
 /// The writes since all was written.
 #[derive(Debug, Default)]

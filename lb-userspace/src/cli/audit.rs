@@ -9,11 +9,11 @@ use serde::Serialize;
 use super::output::{Format, render};
 use super::progress::Progress;
 use super::{AgentDirs, print};
-use crate::apply::{self, AuditReport, KernelStore};
-use crate::datapath::maps_dir;
-use crate::maps::Pinned;
 use crate::observe::report_socket::{self, AskError};
 use crate::observe::table::{aligned, or_dash};
+use lb_datapath::maps_dir;
+use lb_plan::apply::{self, AuditReport, KernelStore};
+use lb_tables::Pinned;
 
 /// Something differed.
 const FOUND: u8 = 1;
@@ -121,7 +121,7 @@ fn text(audited: &Audited) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::apply::{Finding, FindingKind};
+    use lb_plan::apply::{Finding, FindingKind};
 
     #[test]
     fn the_table_names_what_differs_and_whether_it_was_put_right() {

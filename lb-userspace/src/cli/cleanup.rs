@@ -10,11 +10,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::progress::Progress;
 use super::{AgentDirs, print};
 use crate::agent::run_files;
-use crate::conntrack::Family;
-use crate::datapath::{self, RunFolder, doctor::kube_proxy_runs};
-use crate::hand_over::{families, hand_over};
-use crate::maps::Pinned;
-use crate::netfilter::{Done, LeftoverOutcome, Leftovers};
+use lb_datapath::{RunFolder, doctor::kube_proxy_runs};
+use lb_tables::Pinned;
+use lb_takeover::conntrack::Family;
+use lb_takeover::hand_over::{families, hand_over};
+use lb_takeover::netfilter::{Done, LeftoverOutcome, Leftovers};
 
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
@@ -49,9 +49,9 @@ fn of_ballast(arguments: &Arguments) -> anyhow::Result<()> {
     let AgentDirs { bpffs, run_dir } = &arguments.dirs;
     let run = RunFolder { path: run_dir, files: &run_files() };
     let removed = if arguments.hand_over {
-        datapath::cleanup_after(bpffs, run, give)?
+        lb_datapath::cleanup_after(bpffs, run, give)?
     } else {
-        datapath::cleanup(bpffs, run, arguments.dry_run)?
+        lb_datapath::cleanup(bpffs, run, arguments.dry_run)?
     };
     let verb = if arguments.dry_run { "would remove" } else { "removed" };
     let lines = removed.iter().map(|removed| format!("{verb} {} {}\n", removed.kind, removed.what));

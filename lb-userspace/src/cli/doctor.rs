@@ -9,13 +9,14 @@ use serde::Serialize;
 
 use super::output::{Format, render};
 use super::{AgentDirs, print};
-use crate::config::{CgroupRoot, DEFAULT_BPFFS, DEFAULT_RUN_DIR, Options, SocketLb, TcAttach, XdpMode};
-use crate::datapath::doctor::{Finding, Level, Wishes, examine};
+use crate::config::{CgroupRoot, DEFAULT_BPFFS, DEFAULT_RUN_DIR, Options};
 use crate::observe::report::TablesReport;
 use crate::observe::report_socket::{self, AskError};
 use crate::observe::status::LOCAL_CLUSTER_IP;
 use crate::observe::table::{aligned, or_dash};
-use crate::sockets::namespaces;
+use lb_datapath::doctor::{Finding, Level, Wishes, examine};
+use lb_datapath::sockets::namespaces;
+use lb_datapath::{SocketLb, TcAttach, XdpMode};
 
 /// Where `ip netns` keeps namespaces.
 const NAMED: &str = "/run/netns";

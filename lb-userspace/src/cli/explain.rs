@@ -11,11 +11,11 @@ use serde::Serialize;
 use super::output::{Format, render};
 use super::{AgentDirs, colour, pods, print};
 use crate::agent::clock;
-use crate::datapath::{self, Attached, Point, maps_dir, name_of, programs_dir};
 use crate::explain::pod::check;
 use crate::explain::{self, Client, Destination, Explanation, Live, Question, Reported, Seat, Seen, Stored, Target};
-use crate::model::Monotonic;
 use crate::observe::report_socket;
+use lb_datapath::{Attached, Point, maps_dir, name_of, programs_dir};
+use lb_model::Monotonic;
 
 /// The packet would be refused or dropped.
 const REFUSED: u8 = 1;
@@ -101,7 +101,7 @@ fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
     let (client, destination) = &ends(arguments)?;
     let (dir, programs) = (maps_dir(&arguments.dirs.bpffs), programs_dir(&arguments.dirs.bpffs));
     let now = clock::monotonic();
-    let attached = datapath::read_attached(&arguments.dirs.bpffs).ok();
+    let attached = lb_datapath::read_attached(&arguments.dirs.bpffs).ok();
     let sockets = attached.as_ref().is_some_and(|attached| !attached.sockets.is_empty());
     let (agent_error, stale, reported) = match arguments.dirs.ask(report_socket::ask) {
         Ok(report) => (None, report.source.stale.clone(), Reported::from(report)),
@@ -134,7 +134,7 @@ fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
 
 /// The programs' own range is not in the tables: that of a start without `--snat-ports`.
 fn ports() -> SourcePorts {
-    datapath::of_default_start()
+    lb_datapath::of_default_start()
 }
 
 fn nanos(now: Monotonic) -> u64 {

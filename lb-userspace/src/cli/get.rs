@@ -11,8 +11,6 @@ use super::filter::Filter;
 use super::output::{Format, render};
 use super::{AgentDirs, colour, complain, pace, print, printed, sort};
 use crate::agent::clock;
-use crate::datapath::maps_dir;
-use crate::maps::MapError;
 use crate::observe::contents::{Contents, Wanted, WantedFlows};
 use crate::observe::inventory::{ConnectionView, Inventory, Items, ServiceView};
 use crate::observe::rates::{self, Reading, ServiceRates};
@@ -20,7 +18,9 @@ use crate::observe::report::PortMismatchReport;
 use crate::observe::report_socket;
 use crate::observe::table::{or_dash, place};
 use crate::observe::text;
-use crate::pause::pause;
+use lb_datapath::maps_dir;
+use lb_tables::MapError;
+use lb_tables::pause::pause;
 
 /// Between the two readings of `--rate`.
 const BETWEEN_READINGS: Duration = Duration::from_secs(1);

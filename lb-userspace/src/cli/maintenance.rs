@@ -11,7 +11,7 @@ use crate::agent::marks;
 use crate::observe::maintenance::{Answer, Order, State};
 use crate::observe::report_socket;
 use crate::observe::table::aligned;
-use crate::plan::Target;
+use lb_plan::plan::Target;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {

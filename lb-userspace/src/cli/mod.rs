@@ -31,7 +31,6 @@ use clap_complete::Shell;
 
 use crate::agent;
 use crate::config::{DEFAULT_BPFFS, DEFAULT_RUN_DIR, Options};
-use crate::datapath;
 use crate::observe::report_socket::AskError;
 
 /// A service load balancer for Linux and Kubernetes: eBPF programs forward, this agent keeps their maps true.
@@ -110,7 +109,7 @@ impl AgentDirs {
     /// Asks the agent that has this run folder. Where none answers, its locks show whether one runs all the same.
     fn ask<T>(&self, ask: impl FnOnce(&Path) -> Result<T, AskError>) -> Result<T, AskError> {
         ask(&self.run_dir).map_err(|error| match error {
-            AskError::NotRunning { .. } => error.or_elsewhere(datapath::running_agent(&self.bpffs).as_deref()),
+            AskError::NotRunning { .. } => error.or_elsewhere(lb_datapath::running_agent(&self.bpffs).as_deref()),
             _ => error,
         })
     }

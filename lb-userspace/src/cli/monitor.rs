@@ -17,11 +17,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::filter::{AddressFilter, ServiceName};
 use super::{AgentDirs, complain};
 use crate::agent::clock;
-use crate::datapath::maps_dir;
-use crate::model::Monotonic;
 use crate::observe::event_stream::{EventReader, Line};
 use crate::observe::event_view::{EventNames, EventView, header};
 use crate::observe::report_socket;
+use lb_datapath::maps_dir;
+use lb_model::Monotonic;
 
 /// There are no events, or no more.
 const FAILED: u8 = 2;

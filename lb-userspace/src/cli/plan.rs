@@ -10,10 +10,10 @@ use clap::Args;
 use super::output::{Format, render};
 use super::{AgentDirs, print};
 use crate::agent::clock;
-use crate::datapath::maps_dir;
 use crate::observe::preview::{self, PlanReport};
 use crate::observe::report_socket::{self, MAX_CHANGE_BYTES};
-use crate::source::change::ObjectChange;
+use lb_datapath::maps_dir;
+use lb_objects::change::ObjectChange;
 
 /// Something would differ.
 const DIFFERS: u8 = 1;

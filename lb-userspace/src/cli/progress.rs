@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::output::Format;
 use crate::agent::clock;
-use crate::model::Monotonic;
+use lb_model::Monotonic;
 
 /// Before this time nothing is shown.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -7,13 +7,13 @@ use clap::Args;
 use super::output::{Format, render};
 use super::{AgentDirs, colour, print};
 use crate::agent::clock;
-use crate::datapath::{self, maps_dir};
-use crate::model::Monotonic;
 use crate::observe::contents::{Contents, Wanted, WantedFlows};
 use crate::observe::inventory::Inventory;
 use crate::observe::report::LinkReport;
 use crate::observe::report_socket::{self, AskError};
 use crate::observe::status::{self, Adoption, Status};
+use lb_datapath::maps_dir;
+use lb_model::Monotonic;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -38,7 +38,7 @@ fn gather(dirs: &AgentDirs) -> Status {
             status.agent_running = match error {
                 AskError::NotRunning { .. } => Some(false),
                 AskError::Elsewhere { .. } => Some(true),
-                _ => datapath::running_agent(&dirs.bpffs).map(|_| true),
+                _ => lb_datapath::running_agent(&dirs.bpffs).map(|_| true),
             };
             status.agent_error = Some(error.to_string());
         }
@@ -48,7 +48,7 @@ fn gather(dirs: &AgentDirs) -> Status {
         Ok(contents) => add_tables(&mut status, &contents),
         Err(error) => status.tables_error = Some(error.to_string()),
     }
-    match datapath::read_attached(&dirs.bpffs) {
+    match lb_datapath::read_attached(&dirs.bpffs) {
         Ok(attached) => {
             status.links = attached.links.iter().map(LinkReport::from).collect();
             status.socket_programs = attached.sockets;

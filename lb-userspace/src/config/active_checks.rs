@@ -5,7 +5,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 
-use super::{ValueError, list};
+use lb_model::{ValueError, values::list};
 
 /// Where this node may connect to, since an annotation asks for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

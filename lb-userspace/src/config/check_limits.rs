@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 
-use super::named::{self, Named, NamedError};
+use lb_model::values::named::{self, Named, NamedError};
 
 /// Bounds of the active checks of all services together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

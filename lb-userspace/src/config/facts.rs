@@ -6,10 +6,10 @@ use clap::Arg;
 use lb_common::limits::{SOURCE_PORT_COUNT, SOURCE_PORT_FIRST};
 
 use super::{
-    self as defaults, Bounds, CheckLimits, LogFormat, LogLevel, MAX_MAP_ENTRIES, MIN_MAP_ENTRIES, MapSizes, PortRange,
-    SocketLb, Switch, TcAttach, XdpMode, check_limits, durations, flow_timeouts,
+    self as defaults, Bounds, CheckLimits, LogFormat, LogLevel, Switch, check_limits, durations, flow_timeouts,
 };
-use crate::model::{AllowedAnnotations, Annotation, Mode, Scheduler, SlotShares};
+use lb_datapath::{MAX_MAP_ENTRIES, MIN_MAP_ENTRIES, MapSizes, PortRange, SocketLb, TcAttach, XdpMode};
+use lb_model::{AllowedAnnotations, Annotation, Mode, Scheduler, SlotShares};
 
 /// What holds where an option is not given.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use lb_common::state::Timeouts;
 use serde::{Deserialize, Deserializer};
 
 use super::durations::Bounds;
-use super::named::{self, Named, NamedError};
+use lb_model::values::named::{self, Named, NamedError};
 
 /// Timeouts as they are loaded with the programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

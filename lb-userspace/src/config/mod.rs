@@ -1,21 +1,15 @@
 //! The agent's settings: flags, and a YAML file with the same names; flags win.
 
 mod active_checks;
-mod annotations;
 mod check_limits;
 mod durations;
 mod facts;
 mod flow_timeouts;
 pub mod kube_proxy;
-mod list;
-mod named;
 mod networks;
 mod nodeports;
 mod options;
-mod port_range;
 mod settings;
-mod sizes;
-mod slot_shares;
 mod values;
 
 use std::time::Duration;
@@ -24,16 +18,10 @@ pub use active_checks::ActiveChecks;
 pub use check_limits::CheckLimits;
 pub use durations::{Bounds, Period};
 pub use flow_timeouts::FlowTimeouts;
-pub use named::NamedError;
 pub use nodeports::{NodePortAddresses, ProxyName};
 pub use options::{ConfigError, Options};
-pub use port_range::PortRange;
 pub use settings::{Fleet, Settings};
-pub use sizes::{MAX_MAP_ENTRIES, MIN_MAP_ENTRIES, MapSizes};
-pub use values::{
-    ApiServers, CgroupRoot, FastPath, Interfaces, LogFormat, LogLevel, SocketLb, Source, Switch, TcAttach, ValueError,
-    XdpMode,
-};
+pub use values::{ApiServers, CgroupRoot, LogFormat, LogLevel, Source, Switch};
 
 /// Where bpffs is mounted, unless `--bpffs` says otherwise.
 pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 
-use super::ValueError;
+use lb_model::ValueError;
 
 /// One network, or the address of one host.
 pub(super) fn network(text: &str) -> Result<IpNet, ValueError> {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 
-use super::{ValueError, list};
+use lb_model::{ValueError, values::list};
 
 /// The longest value of a label (Kubernetes' own bound).
 pub const MAX_LABEL_LENGTH: usize = 63;

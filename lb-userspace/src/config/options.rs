@@ -16,10 +16,11 @@ use super::durations::{
 use super::facts::describe;
 use super::networks::{network, networks};
 use super::{
-    ActiveChecks, ApiServers, CgroupRoot, CheckLimits, FastPath, FlowTimeouts, Interfaces, LogFormat, LogLevel,
-    MapSizes, NodePortAddresses, Period, PortRange, ProxyName, SocketLb, Source, Switch, TcAttach, XdpMode,
+    ActiveChecks, ApiServers, CgroupRoot, CheckLimits, FlowTimeouts, LogFormat, LogLevel, NodePortAddresses, Period,
+    ProxyName, Source, Switch,
 };
-use crate::model::{AllowedAnnotations, Mode, Scheduler, SlotShares};
+use lb_datapath::{FastPath, Interfaces, MapSizes, PortRange, SocketLb, TcAttach, XdpMode};
+use lb_model::{AllowedAnnotations, Mode, Scheduler, SlotShares};
 
 /// Why there are no settings.
 #[derive(Debug, thiserror::Error)]

@@ -7,11 +7,11 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::{
-    self as defaults, ActiveChecks, ApiServers, CgroupRoot, CheckLimits, ConfigError, FastPath, FlowTimeouts,
-    Interfaces, LogFormat, LogLevel, MapSizes, NodePortAddresses, Options, Period, PortRange, SocketLb, Source, Switch,
-    TcAttach, XdpMode,
+    self as defaults, ActiveChecks, ApiServers, CgroupRoot, CheckLimits, ConfigError, FlowTimeouts, LogFormat,
+    LogLevel, NodePortAddresses, Options, Period, Source, Switch,
 };
-use crate::model::{AllowedAnnotations, Mode, Scheduler, SlotShares};
+use lb_datapath::{FastPath, Interfaces, MapSizes, PortRange, SocketLb, TcAttach, XdpMode};
+use lb_model::{AllowedAnnotations, Mode, Scheduler, SlotShares};
 
 /// What the agent runs with: every option has a value.
 #[derive(Clone, Debug, PartialEq, Eq)]

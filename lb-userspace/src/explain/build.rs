@@ -17,8 +17,8 @@ use super::question::{Seat, Seen};
 use super::reported::Reported;
 use super::stored::{Settings, Stored};
 use super::trace::Access;
-use crate::maps::from_chars;
 use crate::observe::inventory::{flow_state_name, ip, kind_name, protocol_name, scheduler_name, state_name};
+use lb_tables::from_chars;
 
 /// The question: a packet at its first hook.
 #[derive(Clone, Debug)]

@@ -15,8 +15,8 @@ use lb_common::service_cidrs::{self, Cover};
 use lb_common::state::{SourcePorts, Timeouts};
 
 use super::stored::{Settings, Stored};
-use crate::maps::{MapError, Table, VipFilterReader};
-use crate::netlink::route;
+use lb_netlink::route;
+use lb_tables::{MapError, Table, VipFilterReader};
 
 /// Tables of one family, and those of both. `Option`: maps that the programs own, or that older tables lack.
 pub struct Live<const N: usize>

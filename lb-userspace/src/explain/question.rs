@@ -8,7 +8,7 @@ use lb_common::state::tcp_flag::{ACK, SYN};
 use serde::Serialize;
 
 use super::stored::Stored;
-use crate::netlink::route;
+use lb_netlink::route;
 
 /// A program that may meet the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use super::explanation::FrontendView;
-use crate::model::Family;
 use crate::observe::report::{PassReport, PortMismatchReport, Report};
+use lb_model::Family;
 
 /// What is known of endpoints that lack a service port. The default: no agent answers, and nothing is known.
 #[derive(Clone, Debug, Default)]

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use lb_common::abi::{SCTP, TCP, UDP, frontend_kind};
 
 use super::stored::Stored;
-use crate::maps::from_chars;
+use lb_tables::from_chars;
 
 /// Who sends the packet: an address, with a port or without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The digest of what is in the tables: 64 sums, each over the services whose names have one hash. Two nodes compare 64 numbers, and then the services
 //! of the buckets that differ. Pure.
 
-use crate::model::{Accepted, ObjectName, hash};
+use lb_model::{Accepted, ObjectName, hash};
 
 /// How many buckets there are.
 pub const BUCKETS: usize = 64;
@@ -69,7 +69,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::Mark;
+    use lb_model::Mark;
 
     /// Services with the versions of their objects: the first is the Service itself.
     type Cluster = BTreeMap<u8, Vec<u8>>;

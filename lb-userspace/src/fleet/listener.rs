@@ -19,9 +19,9 @@ use super::command::{CommandError, Commands, Reading};
 use super::digest::{BUCKETS, bucket, hex};
 use super::review::{Refused, Reviewer};
 use super::{STATUS_PATH, tls};
-use crate::model::Accepted;
 use crate::observe::fleet_metrics::FleetMetrics;
 use crate::observe::server::{self, Admission, CONNECTIONS_MAX, Patience};
+use lb_model::Accepted;
 
 /// A sysdump takes its time; a connection takes one of a bounded number of places.
 const ANSWER_LIMIT: Duration = Duration::from_mins(2);

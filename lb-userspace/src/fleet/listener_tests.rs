@@ -13,9 +13,9 @@ use crate::fleet::client::{ANSWER_BYTES_MAX, AskError, Asker};
 use crate::fleet::test_api::{TestApi, token};
 use crate::fleet::tls::CertificateFiles;
 use crate::fleet::{AUDIENCE, SERVER_NAME};
-use crate::model::{Mark, ObjectName};
 use crate::observe::metrics::Metrics;
-use crate::source::api_requests::ApiRequests;
+use lb_model::{Mark, ObjectName};
+use lb_source::api_requests::ApiRequests;
 
 const LIMIT: Duration = Duration::from_secs(10);
 

@@ -19,11 +19,11 @@ use super::review::Reviewer;
 use super::survey::Survey;
 use super::test_api::TestApi;
 use super::{SERVER_NAME, tls};
-use crate::apply::{MemoryStore, Programmer};
-use crate::model::{Accepted, Mark, Monotonic, ObjectName, Snapshot};
 use crate::observe::fleet_metrics::FleetMetrics;
-use crate::plan::{Capacities, NodeFacts, PlanSettings};
-use crate::source::manifest::snapshot;
+use lb_model::{Accepted, Mark, Monotonic, ObjectName, Snapshot};
+use lb_objects::manifest::snapshot;
+use lb_plan::apply::{MemoryStore, Programmer};
+use lb_plan::plan::{Capacities, NodeFacts, PlanSettings};
 
 /// Agents of a run of the ladder, and of one of every step.
 const AGENTS: usize = 300;

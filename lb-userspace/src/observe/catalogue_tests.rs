@@ -9,12 +9,12 @@ use regex::Regex;
 use serde_json::Value;
 
 use super::*;
-use crate::model::Monotonic;
 use crate::observe::contents::Contents;
 use crate::observe::metrics::Metrics;
 use crate::observe::report::{AuditReport, Report};
 use crate::observe::series;
-use crate::source::api_requests::ApiRequests;
+use lb_model::Monotonic;
+use lb_source::api_requests::ApiRequests;
 
 /// All metrics that `/metrics` can have, by name.
 fn all() -> BTreeMap<String, Description> {

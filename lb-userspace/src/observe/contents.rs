@@ -12,7 +12,7 @@ use lb_common::outcome::Outcome;
 
 use super::report::FillReport;
 use super::{batch, inventory};
-use crate::maps::{MapError, Pinned};
+use lb_tables::{MapError, Pinned};
 
 /// The tables of one address family.
 #[derive(Clone, Debug)]

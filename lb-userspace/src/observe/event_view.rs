@@ -13,8 +13,7 @@ use serde::Serialize;
 use super::event_stream::Record;
 use super::inventory::{Name, ip, name_of, protocol_name};
 use super::table::or_dash;
-use crate::datapath;
-use crate::maps::{MapError, Pinned};
+use lb_tables::{MapError, Pinned};
 
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
@@ -143,7 +142,7 @@ impl EventNames {
         let known = Known {
             service: (service != 0).then(|| self.service(service)),
             backend: backend.map(|(address, _)| address),
-            interface: datapath::name_of(record.ifindex),
+            interface: lb_datapath::name_of(record.ifindex),
         };
         EventView::new(record, known, time)
     }

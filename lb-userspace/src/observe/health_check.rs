@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use serde::Serialize;
 
-use crate::plan::HealthCheck;
+use lb_plan::plan::HealthCheck;
 
 /// Header with the count, by which load balancers weigh nodes.
 pub const WEIGHT_HEADER: &str = "X-Load-Balancing-Endpoint-Weight";
@@ -37,7 +37,7 @@ pub fn answer(check: &HealthCheck, healthy: bool) -> (StatusCode, CheckAnswer) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::ObjectName;
+    use lb_model::ObjectName;
 
     fn code(local_ready: usize, healthy: bool) -> u16 {
         let check = HealthCheck { service: ObjectName::new("demo", "web"), local_ready };

@@ -16,8 +16,8 @@ use lb_common::state::{self, Timeouts};
 use serde::Serialize;
 
 use super::contents::{Contents, FamilyContents};
-use crate::maps::from_chars;
-use crate::model::Monotonic;
+use lb_model::Monotonic;
+use lb_tables::from_chars;
 
 pub use backends::BackendView;
 pub use connections::{ConnectionView, flow_state_name};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::Target;
+use lb_plan::plan::Target;
 
 /// What is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use super::fleet_metrics::FleetMetrics;
 use super::health::Probe;
 use super::report::PassReport;
 use super::series::{Distribution, MetricKind, Series};
-use crate::source::api_requests::ApiRequests;
+use lb_source::api_requests::ApiRequests;
 
 type Label = [(&'static str, String); 1];
 

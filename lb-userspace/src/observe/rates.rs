@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::contents::Contents;
 use super::inventory::{BackendOfService, ConnectionView, Inventory, ServiceView};
 use super::table::{aligned, place};
-use crate::model::Monotonic;
+use lb_model::Monotonic;
 
 /// What a service port or a backend takes in a second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

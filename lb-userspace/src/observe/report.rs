@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::datapath;
-use crate::source::PATIENT;
+use lb_source::PATIENT;
 
 mod following;
 mod port_mismatch;
@@ -214,8 +213,8 @@ pub struct HealthReport {
     pub faults: Vec<String>,
 }
 
-impl From<&datapath::LinkStatus> for LinkReport {
-    fn from(link: &datapath::LinkStatus) -> Self {
+impl From<&lb_datapath::LinkStatus> for LinkReport {
+    fn from(link: &lb_datapath::LinkStatus) -> Self {
         let programs = link.programs.iter().map(|attachment| AttachmentReport {
             point: attachment.point.to_string(),
             program: attachment.program.clone(),
@@ -234,7 +233,7 @@ impl From<&datapath::LinkStatus> for LinkReport {
 
 impl DatapathReport {
     /// The data path's own view.
-    pub fn new(status: &datapath::Status) -> Self {
+    pub fn new(status: &lb_datapath::Status) -> Self {
         Self {
             tc: word(status.tc),
             socket_lb: word(status.socket_lb),
@@ -258,8 +257,8 @@ impl DatapathReport {
     }
 }
 
-impl From<&datapath::ProgramSize> for ProgramReport {
-    fn from(size: &datapath::ProgramSize) -> Self {
+impl From<&lb_datapath::ProgramSize> for ProgramReport {
+    fn from(size: &lb_datapath::ProgramSize) -> Self {
         Self {
             name: size.name.to_owned(),
             verified_instructions: size.verified_instructions,

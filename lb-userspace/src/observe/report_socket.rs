@@ -16,7 +16,7 @@ use super::event_stream::EventStream;
 use super::maintenance::{Answer, Order};
 use super::preview::PlanReport;
 use super::report::Report;
-use crate::apply::AuditReport;
+use lb_plan::apply::AuditReport;
 
 /// Name of the socket in `--run-dir`.
 pub const SOCKET: &str = "agent.sock";

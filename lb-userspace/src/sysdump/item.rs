@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::{ITEM_BYTES_MAX, ITEM_LIMIT, Settings};
-use crate::pause::pause;
+use lb_tables::pause::pause;
 
 /// How often a command is asked whether it has ended.
 const POLL: Duration = Duration::from_millis(10);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use lb_common::abi::{Backend, V4, backend_state};
-use lb_userspace::maps::Pinned;
+use lb_tables::Pinned;
 
 use super::{Packets, now_ns};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use lb_common::outcome::Outcome;
-use lb_userspace::maps::Pinned;
+use lb_tables::Pinned;
 use lb_userspace::observe::contents;
 
 /// Counters by outcome at one moment.

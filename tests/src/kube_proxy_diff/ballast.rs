@@ -6,12 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use lb_common::abi::{backend_flags, frontend_kind, service_flags, vip_flags};
-use lb_userspace::apply::{MemoryStore, Programmer};
-use lb_userspace::model::{Family, Monotonic, Node, Snapshot};
-use lb_userspace::plan::{
-    BackendId, Desired, FrontendKind, Marks, NodeFacts, PlanSettings, Planner, Rule, RuleObserver,
-};
-use lb_userspace::source::convert;
+use lb_model::{Family, Monotonic, Node, Snapshot};
+use lb_objects::convert;
+use lb_plan::apply::{MemoryStore, Programmer};
+use lb_plan::plan::{BackendId, Desired, FrontendKind, Marks, NodeFacts, PlanSettings, Planner, Rule, RuleObserver};
 
 use super::case::Inputs;
 use super::node;

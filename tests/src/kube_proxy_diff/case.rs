@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lb_userspace::plan::FrontendKind;
+use lb_plan::plan::FrontendKind;
 use serde_json::Value;
 
 use super::cluster::Cluster;

@@ -5,8 +5,8 @@ use std::fmt;
 use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
-use lb_userspace::model::Protocol;
-use lb_userspace::plan::{Desired, Frontend, FrontendKind, Rule};
+use lb_model::Protocol;
+use lb_plan::plan::{Desired, Frontend, FrontendKind, Rule};
 
 use super::ballast::{self, Ballast};
 use super::case::{Case, Inputs};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail, ensure};
-use lb_userspace::model::Protocol;
+use lb_model::Protocol;
 
 use super::node;
 use super::packet::{Position, Probe};

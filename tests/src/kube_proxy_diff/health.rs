@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use lb_userspace::plan::{Desired, NodePortAddresses};
+use lb_plan::plan::{Desired, NodePortAddresses};
 use serde_json::Value;
 
 use super::case::{Inputs, slices_of};

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use ipnet::IpNet;
-use lb_userspace::plan::{Frontend, FrontendKind, NodePortAddresses};
+use lb_plan::plan::{Frontend, FrontendKind, NodePortAddresses};
 use serde_json::{Value, json};
 
 use super::case::{Case, Inputs};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use lb_userspace::plan::Frontend;
+use lb_plan::plan::Frontend;
 
 /// Where a client is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use lb_userspace::model::Protocol;
-use lb_userspace::plan::{Frontend, FrontendKind};
+use lb_model::Protocol;
+use lb_plan::plan::{Frontend, FrontendKind};
 use serde_json::Value;
 
 use super::cluster::Cluster;

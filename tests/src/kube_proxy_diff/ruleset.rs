@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use anyhow::{Context, Result, bail};
-use lb_userspace::model::Protocol;
+use lb_model::Protocol;
 use serde_json::Value;
 
 use super::node;

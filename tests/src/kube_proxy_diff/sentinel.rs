@@ -11,7 +11,8 @@ use super::node::{self, ZONES};
 use super::packet::{Client, Position, Probe};
 use super::ruleset::Ruleset;
 use super::verdict::Fate;
-use lb_userspace::{model::Protocol, plan::Frontend};
+use lb_model::Protocol;
+use lb_plan::plan::Frontend;
 
 const NAMESPACE: &str = "sentinel";
 const ADDRESSES: [&str; 2] = ["10.96.255.254", "fd00:96::ffff:fffe"];

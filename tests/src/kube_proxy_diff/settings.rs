@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use lb_userspace::model::Protocol;
-use lb_userspace::plan::NodePortAddresses;
+use lb_model::Protocol;
+use lb_plan::plan::NodePortAddresses;
 use serde_json::Value;
 
 use super::cluster::Cluster;

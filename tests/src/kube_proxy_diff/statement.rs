@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
-use lb_userspace::model::Protocol;
+use lb_model::Protocol;
 use serde_json::Value;
 
 /// What a statement looks at in a packet.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use lb_userspace::maps::Pinned;
+use lb_tables::Pinned;
 
 use super::Network;
 

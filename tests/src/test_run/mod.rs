@@ -22,8 +22,8 @@ use lb_common::client_shares::COUNTERS;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs::{self, Cover};
 use lb_common::stages::{TcStage, XdpStage};
-use lb_userspace::maps::vip_filter::all_but;
-use lb_userspace::maps::{ClientShares, VipFilter};
+use lb_tables::vip_filter::all_but;
+use lb_tables::{ClientShares, VipFilter};
 
 pub use hook::Hook;
 pub use object::{object, workspace};

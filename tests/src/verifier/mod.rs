@@ -16,7 +16,7 @@ use aya::maps::{Map, MapData};
 use aya::{Ebpf, EbpfLoader};
 use aya_obj::generated::{bpf_attach_type, bpf_prog_type};
 use aya_obj::{Object, ProgramSection};
-use lb_userspace::datapath::Constant;
+use lb_datapath::Constant;
 
 use log::Statistics;
 use syscall::ProgramLoad;

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lb_common::outcome::Outcome;
+use lb_takeover::conntrack::{Conntrack, Family, nat_hooks, status};
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
 use lb_tests::cluster::{Hosted, KubeProxy, Process, SETTLE_LIMIT, binary};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::{NetNs, NodeOptions, Outside};
-use lb_userspace::conntrack::{Conntrack, Family, nat_hooks, status};
 use serde_json::json;
 
 /// TCP and UDP.

@@ -1,8 +1,8 @@
 //! Ballast's plan against the real kube-proxy's rules: random clusters, and for every frontend who serves it.
 
+use lb_plan::plan::Rule;
 use lb_tests::cluster::stub::selector::Query;
 use lb_tests::kube_proxy_diff::{self, intended_differences::KNOWN};
-use lb_userspace::plan::Rule;
 use serde_json::json;
 
 /// How many clusters are compared at least; `BALLAST_DIFFER_CLUSTERS` asks for another number.

@@ -11,13 +11,13 @@ use anyhow::{Context as _, Result};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
+use lb_model::Refusal;
+use lb_source::announce::{self, ObjectEvent};
 use lb_tests::agent::{Agent, SOON};
 use lb_tests::cluster::{self, ApiServer, Condition, Hosted, SETTLE_LIMIT};
 use lb_tests::peers::eventually;
 use lb_tests::topology::{NodeOptions, Pod};
 use lb_userspace::agent::clock;
-use lb_userspace::announce::{self, ObjectEvent};
-use lb_userspace::model::Refusal;
 use tokio::sync::watch;
 
 use lb_tests::fixture::health_check_port::manifest;

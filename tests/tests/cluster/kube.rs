@@ -10,12 +10,12 @@ use k8s_openapi::api::core::v1::{Event, Node, Secret};
 use kube::api::{DynamicObject, ListParams, ObjectMeta, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
+use lb_model::{ObjectName, Snapshot};
+use lb_source::kube::{KubeSettings, spawn};
+use lb_source::{Source, SourceStatus};
 use lb_tests::cluster::manifests::{apply, read_base};
 use lb_tests::cluster::objects::{Endpoint, NAMESPACE, Objects};
 use lb_tests::cluster::{ApiServer, SETTLE_LIMIT};
-use lb_userspace::model::{ObjectName, Snapshot};
-use lb_userspace::source::kube::{KubeSettings, spawn};
-use lb_userspace::source::{Source, SourceStatus};
 use tokio_util::sync::CancellationToken;
 
 /// The user that the DaemonSet's pods are.

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
 use lb_common::outcome::Outcome;
+use lb_takeover::conntrack::nat_hooks;
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::{NodeOptions, Outside};
-use lb_userspace::conntrack::nat_hooks;
 
 const NODE_PORT: u16 = 30_080;
 const PROCESS: &str = "process";

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use lb_common::abi::{Health, map_name, stat_kind};
 use lb_common::outcome::Outcome;
+use lb_tables::Pinned;
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually, fresh_port};
 use lb_tests::topology::NodeOptions;
-use lb_userspace::maps::Pinned;
 use lb_userspace::observe::contents;
 use serde_json::Value;
 

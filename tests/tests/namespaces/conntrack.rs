@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use lb_common::abi::{TCP, UDP};
+use lb_takeover::conntrack::{Conntrack, Entry, Family, NewEntry, Tuple, nat_hooks, status, tcp_state};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream};
 use lb_tests::topology::{NetNs, NodeOptions};
-use lb_userspace::conntrack::{Conntrack, Entry, Family, NewEntry, Tuple, nat_hooks, status, tcp_state};
 
 /// Port of the services: TCP leads to 8080 of the first backend, UDP to 5353 of it.
 const PORT: u16 = 80;

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use lb_common::outcome::Outcome;
+use lb_tables::Pinned;
 use lb_tests::agent::{Agent, Manifest};
 use lb_tests::external_client::{
     self, DNS, ODD, SINK, TARGET, client_addresses, far_client, load_balancer, service, tunnel,
@@ -15,7 +16,6 @@ use lb_tests::fixture;
 use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, Server, eventually, fresh_port};
 use lb_tests::topology::{Addresses, Checksums, Namespace, Node, NodeOptions, Pod, Topology, set_checksums};
-use lb_userspace::maps::Pinned;
 use nix::sys::socket::{setsockopt, sockopt};
 
 /// A slow machine gets this long.

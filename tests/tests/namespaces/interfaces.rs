@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use lb_tables::Pinned;
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::topology::{Namespace, NetNs, NodeOptions};
-use lb_userspace::maps::Pinned;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

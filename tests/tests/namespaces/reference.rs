@@ -6,12 +6,12 @@ use std::path::Path;
 
 use aya_obj::generated::bpf_map_type;
 use lb_common::maps::Table;
+use lb_datapath::layout::{Description, MapDescription, Record};
 use lb_tests::agent::{Manifest, Protocol, SOON};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::test_run;
 use lb_tests::topology::NodeOptions;
-use lb_userspace::datapath::layout::{Description, MapDescription, Record};
 
 /// The page itself is generated without an agent.
 #[test]

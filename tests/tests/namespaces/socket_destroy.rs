@@ -4,11 +4,11 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use lb_tables::Pinned;
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Datagrams, Stream, eventually, mapped};
 use lb_tests::topology::{NetNs, NodeOptions};
-use lb_userspace::maps::Pinned;
 
 /// How soon datagrams of a socket that was ended arrive at a live backend, once the event is in the tables. The agent ends the socket
 /// right after it wrote them: the rest is for a busy machine.

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_common::abi::SOCKET_PAIRS;
+use lb_tables::Pinned;
 use lb_tests::agent::{Agent, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods, serve};
 use lb_tests::peers::{Datagrams, PATIENCE, Stream, mapped};
 use lb_tests::topology::{NetNs, NodeOptions};
-use lb_userspace::maps::Pinned;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 /// Entries of both families.

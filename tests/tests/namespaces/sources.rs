@@ -6,11 +6,11 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use lb_common::abi::{Masquerade, Network, NetworkKey, map_name, network_flags};
 use lb_common::limits;
+use lb_tables::{Calls, Table};
 use lb_tests::agent::{Agent, External, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::topology::{Node, NodeOptions, Pod, Topology};
-use lb_userspace::maps::{Calls, Table};
 
 const FLAGS: [&str; 2] = ["--cluster-cidr=10.244.0.0/16,fd00:10::/56", "--audit-interval=off"];
 

@@ -14,17 +14,17 @@ use lb_common::abi::{
 };
 use lb_common::decide::{Now, pair_key};
 use lb_common::state::Timeouts;
+use lb_model::{Family, Monotonic};
+use lb_plan::apply::{KernelStore, Programmer};
+use lb_plan::plan::{BackendId, DrainLimits, PlanSettings};
+use lb_plan::sweep::{PART, Rounds, Seen, Start, SweepContext};
+use lb_tables::{Connections, Pinned};
 use lb_tests::agent::{Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::random::Random;
 use lb_tests::test_run::object;
 use lb_tests::topology::NodeOptions;
-use lb_userspace::apply::{KernelStore, Programmer};
-use lb_userspace::maps::{Connections, Pinned};
-use lb_userspace::model::{Family, Monotonic};
-use lb_userspace::plan::{BackendId, DrainLimits, PlanSettings};
-use lb_userspace::sweep::{PART, Rounds, Seen, Start, SweepContext};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 

@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use lb_model::{
+    Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
+    TrafficPolicy,
+};
+use lb_plan::apply::{KernelStore, MemoryStore, Programmer, Store as _};
+use lb_plan::plan::{NodeFacts, Op, PlanSettings};
 use lb_tests::programs;
 use lb_tests::test_run::object;
 use lb_tests::topology::Topology;
 use lb_tests::update_race::{PORT, Subject, Tally, UpdateRace};
-use lb_userspace::apply::{KernelStore, MemoryStore, Programmer, Store as _};
-use lb_userspace::model::{
-    Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
-    TrafficPolicy,
-};
-use lb_userspace::plan::{NodeFacts, Op, PlanSettings};
 use rustix::time::{ClockId, clock_gettime};
 
 /// How long packets are hammered where nothing may be found.

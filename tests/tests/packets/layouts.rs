@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use lb_common::abi::ABI_VERSION;
+use lb_datapath::layout::{Description, fates};
 use lb_tests::test_run;
-use lb_userspace::datapath::layout::{Description, fates};
 
 /// Set to write the file of a new layout version.
 const WRITE: &str = "BALLAST_WRITE_LAYOUT";

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::endpoint::Answer;
-use crate::model::{Check, Question};
+use lb_model::{Check, Question};
 
 /// The longest first line of an answer that is read (RFC 9112 knows no bound; 32 bytes hold what is read).
 const STATUS_LINE_MAX: usize = 512;

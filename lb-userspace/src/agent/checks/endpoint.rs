@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::model::Check;
+use lb_model::Check;
 
 /// An endpoint that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Question;
+    use lb_model::Question;
 
     const PAUSE: Duration = Duration::from_secs(5);
 

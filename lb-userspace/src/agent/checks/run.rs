@@ -138,9 +138,9 @@ mod tests {
 
     use super::super::wanted::Checked;
     use super::*;
-    use crate::model::{Check, ObjectName, Protocol, Question};
-    use crate::plan::PortKey;
-    use crate::source::api_requests::ApiRequests;
+    use lb_model::PortKey;
+    use lb_model::{Check, ObjectName, Protocol, Question};
+    use lb_source::api_requests::ApiRequests;
 
     fn key() -> PortKey {
         PortKey { service: ObjectName::new("demo", "web"), port: 80, protocol: Protocol::Tcp }

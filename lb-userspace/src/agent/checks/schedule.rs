@@ -14,8 +14,8 @@ use super::endpoint::{Answer, Effect, Endpoint, Event};
 use super::wanted::{Wanted, target};
 use crate::agent::marks::Unhealthy;
 use crate::config::CheckLimits;
-use crate::model::Check;
-use crate::plan::PortKey;
+use lb_model::Check;
+use lb_model::PortKey;
 
 /// Timers are not finer than milliseconds: checks due within this time may begin together.
 const BURST: Duration = Duration::from_millis(10);

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use crate::model::{Check, Protocol};
-use crate::plan::{Desired, DesiredService, EndpointState, Frontend, PortKey};
+use lb_model::PortKey;
+use lb_model::{Check, Protocol};
+use lb_plan::plan::{Desired, DesiredService, EndpointState, Frontend};
 
 /// A service port that is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,8 +48,8 @@ mod tests {
     use lb_common::abi::Vip;
 
     use super::*;
-    use crate::model::{ObjectName, Question, RateLimit, Scheduler};
-    use crate::plan::{DesiredEndpoint, Mark, OwnDrainLimits, SortedMap};
+    use lb_model::{ObjectName, Question, RateLimit, Scheduler};
+    use lb_plan::plan::{DesiredEndpoint, Mark, OwnDrainLimits, SortedMap};
 
     fn endpoint(state: EndpointState) -> DesiredEndpoint {
         DesiredEndpoint {

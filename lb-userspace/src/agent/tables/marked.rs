@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::Tables;
 use crate::agent::marks::{self, Unhealthy};
 use crate::observe::maintenance::Answer;
-use crate::plan::BackendId;
+use lb_plan::plan::BackendId;
 
 impl Tables {
     /// The active checks of these endpoints fail, and of no others.

@@ -14,11 +14,11 @@ use crate::agent::logged_problems::LoggedProblems;
 use crate::agent::marks::Unhealthy;
 use crate::agent::object_events::ObjectEvents;
 use crate::agent::state::Progress;
-use crate::apply::Report;
-use crate::model::{Monotonic, ObjectName, Snapshot};
 use crate::observe::metrics::Metrics;
 use crate::observe::report::{AuditReport, FillReport, HealthCheckReport, PassReport, PortMismatchReport, SweepReport};
-use crate::source::SourceStatus;
+use lb_model::{Monotonic, ObjectName, Snapshot};
+use lb_plan::apply::Report;
+use lb_source::SourceStatus;
 
 /// Who learns of the tables, and what is in the log already.
 pub(in crate::agent) struct Reports {

@@ -4,8 +4,8 @@ use std::mem;
 
 use jiff::Timestamp;
 
-use crate::apply::Report;
 use crate::observe::report::PassReport;
+use lb_plan::apply::Report;
 
 /// How many changes of endpoints are timed at once: more happen only while nothing can be written.
 const TIMED_MAX: usize = 4096;

@@ -9,11 +9,11 @@ use tokio::time::Instant;
 
 use super::Wanted;
 use crate::agent::clock;
-use crate::datapath::{self, maps_dir};
 use crate::observe::contents::{self, Contents, WantedFlows};
 use crate::observe::rates::Reading;
 use crate::observe::report_socket::{self, AskError};
 use crate::observe::top::{ServiceRow, freshness, rows};
+use lb_datapath::maps_dir;
 
 /// From then on a reading is late, and the screen says so.
 const LATE: Duration = Duration::from_secs(2);
@@ -186,14 +186,14 @@ fn ask_agent(wanted: &Wanted) -> Agent {
             Agent::Silent
         }
         Err(error @ AskError::NotRunning { .. }) => {
-            Agent::None(error.or_elsewhere(datapath::running_agent(&wanted.bpffs).as_deref()).to_string())
+            Agent::None(error.or_elsewhere(lb_datapath::running_agent(&wanted.bpffs).as_deref()).to_string())
         }
         Err(error) => Agent::None(error.to_string()),
     }
 }
 
 /// Reads the tables; rates are those since `earlier`.
-fn read_tables(wanted: &Wanted, earlier: &mut Option<Reading>) -> Result<Vec<ServiceRow>, crate::maps::MapError> {
+fn read_tables(wanted: &Wanted, earlier: &mut Option<Reading>) -> Result<Vec<ServiceRow>, lb_tables::MapError> {
     let large = contents::Wanted {
         flows: WantedFlows::All,
         health: true,

@@ -103,7 +103,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(settings.run_dir, Path::new("/run/ballast"));
     assert_eq!(settings.metrics_bind.to_string(), "127.0.0.1:10249");
     assert_eq!(settings.health_bind.to_string(), "[::]:10256");
-    assert_eq!((settings.scheduler, settings.retry), (crate::model::Scheduler::Random, true));
+    assert_eq!((settings.scheduler, settings.retry), (lb_model::Scheduler::Random, true));
     assert_eq!(settings.drain_period, Duration::from_secs(30));
     assert_eq!(settings.drain_max, Duration::from_hours(1));
     assert_eq!(settings.terminating_max, Duration::from_hours(1));
@@ -133,7 +133,7 @@ fn defaults_are_the_documented_ones() {
 /// Tenants of a cluster need the operator's leave for what costs or concerns others; a file is the operator's own.
 #[test]
 fn what_a_tenant_may_ask_for_by_default_is_the_services_own() {
-    use crate::model::AllowedAnnotations;
+    use lb_model::AllowedAnnotations;
     let allowed = |flag: &str| from_flags(&[flag]).settle(Some("host")).expect("complete").allowed_annotations;
     assert_eq!(Ok(allowed("--source=kube")), "scheduler,weights,retry,drain-period,drain-max,rate-limit".parse());
     assert_eq!(allowed("--source=file=/m"), AllowedAnnotations::all());

@@ -9,7 +9,7 @@ use lb_common::abi::{
 use lb_common::state::{SourcePorts, Timeouts};
 
 use crate::explain::{Settings, Stored};
-use crate::maps::to_chars;
+use lb_tables::to_chars;
 
 pub const SERVICE: u32 = 7;
 pub const NOW_S: u32 = 1_000;

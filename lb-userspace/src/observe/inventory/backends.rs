@@ -7,8 +7,8 @@ use lb_common::outcome::Outcome;
 use serde::Serialize;
 
 use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_unhealthy, seconds, state_name};
-use crate::model::Monotonic;
 use crate::observe::connect_time::ConnectTimeView;
+use lb_model::Monotonic;
 
 /// A backend: an endpoint of a service port.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]

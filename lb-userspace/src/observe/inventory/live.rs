@@ -6,7 +6,7 @@ use lb_common::abi::{Flow, FlowKey, flow_state, socket_direction};
 use lb_common::state::Timeouts;
 
 use super::{Contents, FamilyContents, half_open, ip, is_adopted, living};
-use crate::model::Monotonic;
+use lb_model::Monotonic;
 
 /// A backend as flows know it: flows keep the low 16 bits of its generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

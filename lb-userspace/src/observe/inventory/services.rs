@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use super::backends::health_of;
 use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_unhealthy, state_name};
-use crate::model::Scheduler;
 use crate::observe::connect_time::ConnectTimeView;
 use crate::observe::report::PortMismatchReport;
+use lb_model::Scheduler;
 
 /// A service port.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lb_common::abi::*;
 
 use super::*;
-use crate::maps::to_chars;
+use lb_tables::to_chars;
 
 pub const NOW: Monotonic = Monotonic::from_duration(Duration::from_millis(100_500));
 

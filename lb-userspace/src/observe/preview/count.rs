@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use super::PlanReport;
-use crate::model::Monotonic;
 use crate::observe::contents::Contents;
 use crate::observe::inventory::{BackendRef, Live, each_live};
-use crate::plan::Fate;
+use lb_model::Monotonic;
+use lb_plan::plan::Fate;
 
 /// Where something is in the report: the service, and the frontend or backend in it.
 type At = (usize, usize);

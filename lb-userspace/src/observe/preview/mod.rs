@@ -12,8 +12,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::inventory::{kind_name, state_name};
-use crate::model::Family;
-use crate::plan::{self, Change, Fate};
+use lb_model::Family;
+use lb_plan::plan::{self, Change, Fate};
 
 pub use tables::read;
 pub use text::table;

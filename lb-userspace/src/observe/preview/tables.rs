@@ -6,8 +6,8 @@ use std::path::Path;
 use aya::Pod;
 use lb_common::abi::{Flow, FlowKey, HalfOpen, LoadSettings, SocketKey, SocketPeer, V4, V6, map_name};
 
-use crate::maps::{MapError, Table};
 use crate::observe::contents::{Contents, FamilyContents};
+use lb_tables::{MapError, Table};
 
 /// The maps of a family.
 struct Names {

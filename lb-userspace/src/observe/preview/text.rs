@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{BackendPlan, FrontendPlan, HealthCheckPlan, PlanReport, ServicePlan, SettingPlan};
 use crate::observe::table::{aligned, or_dash, place};
-use crate::plan::{Change, Fate};
+use lb_plan::plan::{Change, Fate};
 
 /// The table, and sentences below it.
 pub fn table(report: &PlanReport, wide: bool) -> String {

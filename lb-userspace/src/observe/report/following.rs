@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::source::ResourceStatus;
+use lb_source::ResourceStatus;
 
 /// One resource of the API.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -4,8 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{NAMED_MAX, fair_share};
-use crate::plan::{DesiredService, PortKey, PortMismatch};
+use lb_model::PortKey;
+use lb_model::{NAMED_MAX, fair_share};
+use lb_plan::plan::{DesiredService, PortMismatch};
 
 /// Slices of a Service that have endpoints, but not this port of the Service, in one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,8 +132,8 @@ impl fmt::Display for PortMismatchReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Family, ObjectName, Protocol};
-    use crate::plan::OtherPort;
+    use lb_model::{Family, ObjectName, Protocol};
+    use lb_plan::plan::OtherPort;
 
     fn key(namespace: &str) -> PortKey {
         PortKey { service: ObjectName::new(namespace, "web"), port: 80, protocol: Protocol::Tcp }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::PortMismatchReport;
 use crate::observe::inventory::BackendTotals;
-use crate::sweep::Client;
+use lb_plan::sweep::Client;
 
 /// The tables, as the agent that writes them knows them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

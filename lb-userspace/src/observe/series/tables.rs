@@ -4,10 +4,10 @@ use lb_common::connect_times::bound_ns;
 use lb_common::outcome::Outcome;
 
 use super::{Distribution, Labels, MetricKind, Series, gauge, precise, series, truth};
-use crate::model::Monotonic;
 use crate::observe::connect_time::sum_ns;
 use crate::observe::contents::Contents;
 use crate::observe::inventory::{FARES, Inventory, ServiceView};
+use lb_model::Monotonic;
 
 /// Packets and socket calls, by what became of them.
 pub fn of_outcomes(outcomes: &[(Outcome, u64)]) -> Vec<Series> {

@@ -5,9 +5,9 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use lb_tables::Pinned;
 use lb_tests::agent::{Agent, Endpoint, Manifest, Service};
 use lb_tests::topology::{Addresses, Topology};
-use lb_userspace::maps::Pinned;
 
 use super::precise;
 use crate::figures::{Better, Figure};

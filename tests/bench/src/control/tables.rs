@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use aya::maps::MapData;
 use lb_common::abi::map_name;
+use lb_tables::Pinned;
 use lb_tests::topology::NetNs;
-use lb_userspace::maps::Pinned;
 use serde::Serialize;
 use serde_json::{Value, json};
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use aya::programs::SchedClassifier;
 use lb_common::abi::{Flow, FlowKey, TCP, flow_state, tag};
+use lb_tables::Pinned;
 use lb_tests::topology::Topology;
-use lb_userspace::maps::Pinned;
 use nix::time::{ClockId, clock_gettime};
 
 use crate::control::objects;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use lb_source::{Difference, Restart, SourceStatus};
 use lb_tests::cluster::stub::{Lie, ResourceKind, Verb};
-use lb_userspace::source::{Difference, Restart, SourceStatus};
 
 use super::short_lists::{MANY, fixture, is_full, name, service, slice};
 use super::watched_source::{WatchedSource, has, restarts, stub};
@@ -20,7 +20,7 @@ fn found(status: &SourceStatus, resource: &str, difference: Difference) -> u64 {
 async fn what_no_watch_told_is_found_counted_and_repaired() -> Result<()> {
     let (api, first) = fixture().await?;
     drop(first);
-    let settings = lb_userspace::source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
+    let settings = lb_source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
     let mut source = WatchedSource::start(settings).await?;
     source.until("everything", is_full).await?;
 
@@ -59,7 +59,7 @@ async fn what_no_watch_told_is_found_counted_and_repaired() -> Result<()> {
 async fn a_comparison_with_an_empty_list_removes_nothing() -> Result<()> {
     let (api, first) = fixture().await?;
     drop(first);
-    let settings = lb_userspace::source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
+    let settings = lb_source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
     let mut source = WatchedSource::start(settings).await?;
     let before = source.until("everything", is_full).await?.revision;
     for kind in [ResourceKind::Service, ResourceKind::Slice] {
@@ -80,7 +80,7 @@ async fn a_comparison_with_an_empty_list_removes_nothing() -> Result<()> {
 async fn comparisons_come_at_their_period() -> Result<()> {
     let (api, first) = fixture().await?;
     drop(first);
-    let settings = lb_userspace::source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
+    let settings = lb_source::kube::KubeSettings { compare_interval: Some(PERIOD), ..stub(&api) };
     let mut source = WatchedSource::start(settings).await?;
     let asked = api.requests().len();
     let done = source.status_until("some rounds", |status| {

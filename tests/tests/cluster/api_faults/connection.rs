@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use lb_source::{Probed, Reach, Restart, SourceStatus};
 use lb_tests::cluster::objects::Objects;
 use lb_tests::cluster::{ApiServer, Condition, FaultyProxy};
-use lb_userspace::source::{Probed, Reach, Restart, SourceStatus};
 
 use super::watched_source::{SILENCE, WatchedSource, addresses, endpoints, has, ready, restarts, through};
 

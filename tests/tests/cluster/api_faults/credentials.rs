@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use lb_source::kube::KubeSettings;
+use lb_source::{ApiError, ResourceStatus, SourceStatus};
 use lb_tests::cluster::objects::Objects;
 use lb_tests::cluster::{ApiServer, ClientCa};
-use lb_userspace::source::kube::KubeSettings;
-use lb_userspace::source::{ApiError, ResourceStatus, SourceStatus};
 
 use super::watched_source::{WatchedSource, direct, has};
 

@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use lb_source::Relist;
+use lb_source::kube::KubeSettings;
 use lb_tests::cluster::SETTLE_LIMIT;
 use lb_tests::cluster::stub::{Request, ResourceKind, StubApi, Verb};
-use lb_userspace::source::Relist;
-use lb_userspace::source::kube::KubeSettings;
 use serde_json::json;
 
 use super::short_lists::{MANY, fixture, is_full, name, service};

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use kube::Client;
+use lb_source::Restart;
+use lb_source::kube::KubeSettings;
 use lb_tests::cluster::objects::Objects;
 use lb_tests::cluster::odd_objects::{OddObject, odd_objects};
 use lb_tests::cluster::stub::{ResourceKind, StubApi};
 use lb_tests::cluster::{ApiServer, SETTLE_LIMIT};
 use lb_tests::random::Random;
-use lb_userspace::source::Restart;
-use lb_userspace::source::kube::KubeSettings;
 use serde_json::{Value, json};
 
 use super::watched_source::{WatchedSource, direct, has, restarts, stub};

@@ -7,10 +7,10 @@ use anyhow::Result;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
+use lb_model::Snapshot;
 use lb_tests::cluster::objects::{NAMESPACE, Objects};
 use lb_tests::cluster::{ApiServer, Condition, FaultyProxy};
 use lb_tests::random::Random;
-use lb_userspace::model::Snapshot;
 use serde_json::{Value, json};
 
 use super::watched_source::{WatchedSource, addresses, direct, endpoints, has, ready, through};

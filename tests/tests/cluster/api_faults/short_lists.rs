@@ -3,9 +3,9 @@
 use std::net::Ipv4Addr;
 
 use anyhow::{Context as _, Result};
+use lb_model::Snapshot;
+use lb_source::Relist;
 use lb_tests::cluster::stub::{Lie, ResourceKind, StubApi, Verb};
-use lb_userspace::model::Snapshot;
-use lb_userspace::source::Relist;
 use serde_json::{Value, json};
 
 use super::watched_source::{WatchedSource, has, relists, stub};
@@ -133,7 +133,7 @@ async fn a_first_list_that_is_empty_is_not_believed_where_tables_exist() -> Resu
     for kind in [ResourceKind::Service, ResourceKind::Slice] {
         api.lie(kind, Lie::Empty, 1);
     }
-    let settings = lb_userspace::source::kube::KubeSettings { expected_services: 1, ..stub(&api) };
+    let settings = lb_source::kube::KubeSettings { expected_services: 1, ..stub(&api) };
     let mut source = WatchedSource::start(settings).await?;
     source.until("everything", is_full).await?;
     source.insist_since(0, "complete from the start", is_full);

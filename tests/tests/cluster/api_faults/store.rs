@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use lb_source::Relist;
 use lb_tests::cluster::objects::Objects;
 use lb_tests::cluster::{ApiServer, FaultyProxy};
-use lb_userspace::source::Relist;
 
 use super::watched_source::{WatchedSource, addresses, direct, endpoints, has, ready, relists, through};
 
@@ -23,7 +23,7 @@ async fn changes_that_the_server_forgot_cost_a_list_and_nothing_else() -> Result
     }
     let proxy = FaultyProxy::new(None, server.address())?;
     let mut source = WatchedSource::start(through(&server.kubeconfig(), &proxy)).await?;
-    let both = |snapshot: &lb_userspace::model::Snapshot| ["kept", "dropped"].iter().all(|name| has(snapshot, name));
+    let both = |snapshot: &lb_model::Snapshot| ["kept", "dropped"].iter().all(|name| has(snapshot, name));
     let before = source.until("both services", both).await?.revision;
 
     proxy.cut();

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use lb_model::{ObjectName, Snapshot};
+use lb_source::kube::{KubeSettings, spawn};
+use lb_source::{Relist, Restart, Source, SourceStatus};
 use lb_tests::cluster::objects::{Endpoint, NAMESPACE};
 use lb_tests::cluster::stub::StubApi;
 use lb_tests::cluster::{FaultyProxy, SETTLE_LIMIT};
-use lb_userspace::model::{ObjectName, Snapshot};
-use lb_userspace::source::kube::{KubeSettings, spawn};
-use lb_userspace::source::{Relist, Restart, Source, SourceStatus};
 use tokio_util::sync::CancellationToken;
 
 /// How long a watch may be silent in these tests.

@@ -5,15 +5,15 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context, Result};
 use lb_common::abi::{StatKey, map_name, stat_kind};
 use lb_common::outcome::Outcome;
-use lb_userspace::{
+use lb_model::{
+    Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
+    TrafficPolicy,
+};
+use lb_plan::{
     apply::{KernelStore, Programmer, Store},
-    maps::Pinned,
-    model::{
-        Endpoint, Exposure, Family, Monotonic, ObjectName, Protocol, Service, ServicePort, Slice, SlicePort, Snapshot,
-        TrafficPolicy,
-    },
     plan::{BackendId, NodeFacts, Op, PlanSettings},
 };
+use lb_tables::Pinned;
 
 use super::pin_maps;
 

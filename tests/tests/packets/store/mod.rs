@@ -7,17 +7,17 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::D
 use anyhow::{Context, Result};
 use aya::EbpfLoader;
 use lb_common::abi::{Backend, ConnectKey, ConnectTimes, Slot, backend_flags, backend_state, map_name, stat_kind};
-use lb_tests::test_run::object;
-use lb_userspace::{
-    apply::{KernelStore, MemoryStore, Programmer, Report, Store},
-    maps::Pinned,
-    model::{Family, Monotonic, Snapshot},
-    plan::{BackendId, BackendRecord, Loaded, NodeFacts, Op, Part, PlanSettings},
-    source::{
-        convert,
-        manifest::{self, Object},
-    },
+use lb_model::{Family, Monotonic, Snapshot};
+use lb_objects::{
+    convert,
+    manifest::{self, Object},
 };
+use lb_plan::{
+    apply::{KernelStore, MemoryStore, Programmer, Report, Store},
+    plan::{BackendId, BackendRecord, Loaded, NodeFacts, Op, Part, PlanSettings},
+};
+use lb_tables::Pinned;
+use lb_tests::test_run::object;
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},

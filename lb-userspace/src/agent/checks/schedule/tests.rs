@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use super::*;
 use crate::agent::checks::wanted::Checked;
-use crate::model::{ObjectName, Protocol, Question};
+use lb_model::{ObjectName, Protocol, Question};
 
 const INTERVAL: Duration = Duration::from_secs(10);
 

@@ -1,0 +1,242 @@
+//! What on this node keeps Ballast from working, or from working well: looked at before an agent is started, or beside one. Changes
+//! nothing.
+
+mod links;
+mod offload;
+mod proxies;
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+
+pub use proxies::kube_proxy_runs;
+
+use super::{
+    DatapathError, Feature, beside, bpffs, cgroup, features,
+    pins::Pins,
+    settings::{Interfaces, PortRange, SocketLb, TcAttach, XdpMode},
+    source_ports,
+};
+use lb_model::Mode;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    Ok,
+    /// It works, but not all of it, or not for everybody.
+    Warn,
+    /// An agent does not start, or serves wrongly.
+    Fail,
+}
+
+/// One line of the report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Finding {
+    /// What was looked at: a word that scripts may rely on.
+    pub check: &'static str,
+    pub level: Level,
+    pub found: String,
+    /// What to do about it; none if it is as it should be.
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    fn ok(check: &'static str, found: impl Into<String>) -> Self {
+        Self { check, level: Level::Ok, found: found.into(), remedy: None }
+    }
+
+    fn bad(check: &'static str, level: Level, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { check, level, found: found.into(), remedy: Some(remedy.into()) }
+    }
+
+    /// An error names its remedy behind a semicolon.
+    fn of(check: &'static str, level: Level, error: &DatapathError) -> Self {
+        let text = error.to_string();
+        let (found, remedy) = text.split_once("; ").unwrap_or((&text, "see the error"));
+        Self::bad(check, level, found, remedy)
+    }
+}
+
+/// What an agent would be asked to do.
+#[derive(Debug)]
+pub struct Wishes {
+    pub bpffs: PathBuf,
+    /// `None`: it is looked for.
+    pub cgroup_root: Option<PathBuf>,
+    pub socket_lb: SocketLb,
+    pub tc_attach: TcAttach,
+    pub xdp_mode: XdpMode,
+    pub mode: Mode,
+    pub snat_ports: Option<PortRange>,
+    pub pod_interfaces: Interfaces,
+    pub external_interfaces: Interfaces,
+    /// Network namespaces in which the other ends of pairs may be.
+    pub namespaces: Vec<File>,
+}
+
+/// Looks at everything, in this process's network namespace.
+pub fn examine(wishes: &Wishes) -> Vec<Finding> {
+    let privileges = privileges();
+    let may_load = privileges.level == Level::Ok;
+    let mut findings = vec![privileges];
+    findings.extend(kernel(&features::kernel_release(), may_load));
+    // Without the privileges the kernel makes no map, whatever the limit.
+    findings.extend(may_load.then(locked_memory));
+    findings.extend([preemption(), btf(), jit()]);
+    findings.push(mechanism(wishes.tc_attach));
+    findings.push(bpf_file_system(&wishes.bpffs));
+    findings.push(control_groups(wishes));
+    findings.push(snat_ports(wishes.snat_ports, source_ports::Local::read().as_ref()));
+    findings.push(node_ports(source_ports::Local::read().as_ref()));
+    findings.extend(links::examine(wishes));
+    findings.extend(proxies::examine(&wishes.bpffs));
+    findings
+}
+
+fn judged(check: &'static str, fine: impl Into<String>, result: Result<(), DatapathError>) -> Finding {
+    match result {
+        Ok(()) => Finding::ok(check, fine),
+        Err(error) => Finding::of(check, Level::Fail, &error),
+    }
+}
+
+fn privileges() -> Finding {
+    judged("privileges", "CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON are there", features::check_privileges())
+}
+
+/// The release, and a finding for each feature that the kernel lacks. Asking takes the privileges of the agent.
+fn kernel(release: &str, may_load: bool) -> Vec<Finding> {
+    if !may_load {
+        return vec![Finding::ok("kernel", format!("{release}, whose features only root can look at"))];
+    }
+    lacking(release, &Feature::missing())
+}
+
+fn lacking(release: &str, missing: &[Feature]) -> Vec<Finding> {
+    let finding = |feature: &Feature| {
+        let (found, remedy) = (format!("{release} has {feature}"), format!("boot Linux {} or newer", feature.since()));
+        Finding::bad("kernel", Level::Warn, found, remedy)
+    };
+    if missing.is_empty() { vec![Finding::ok("kernel", release)] } else { missing.iter().map(finding).collect() }
+}
+
+fn locked_memory() -> Finding {
+    judged("locked-memory", "maps do not count as locked memory, or no limit is on it", features::check_memory_limit())
+}
+
+fn preemption() -> Finding {
+    judged("preemption", "no packet interrupts another one on its CPU (no PREEMPT_RT)", features::check_preemption())
+}
+
+fn btf() -> Finding {
+    judged("btf", "the kernel describes its own types", features::check_btf())
+}
+
+fn jit() -> Finding {
+    match fs::read_to_string("/proc/sys/net/core/bpf_jit_enable") {
+        Ok(text) if text.trim() == "0" => Finding::bad(
+            "jit",
+            Level::Warn,
+            "programs are interpreted: each packet takes several times as long",
+            "sysctl net.core.bpf_jit_enable=1",
+        ),
+        Ok(_) => Finding::ok("jit", "programs are compiled"),
+        // Kernels that always compile have no such switch for everybody to see.
+        Err(_) => Finding::ok("jit", "not readable"),
+    }
+}
+
+fn mechanism(asked: TcAttach) -> Finding {
+    match features::tc_mechanism(asked) {
+        Ok(features::TcMechanism::Tcx) => Finding::ok("tc", "attached by TCX"),
+        Ok(features::TcMechanism::Clsact) => Finding::ok("tc", "attached by clsact filters"),
+        Err(error) => Finding::bad("tc", Level::Fail, error.to_string(), "--tc-attach auto"),
+    }
+}
+
+fn bpf_file_system(dir: &Path) -> Finding {
+    if let Err(error) = beside::check(&Pins::under(dir)) {
+        return Finding::of("bpffs", Level::Fail, &error);
+    }
+    match bpffs::judge(dir) {
+        Ok(true) => Finding::ok("bpffs", format!("{} is one", dir.display())),
+        Ok(false) => Finding::ok("bpffs", format!("the agent mounts one on {}", dir.display())),
+        Err(error) => Finding::of("bpffs", Level::Fail, &error),
+    }
+}
+
+fn control_groups(wishes: &Wishes) -> Finding {
+    if wishes.socket_lb == SocketLb::Off {
+        return Finding::ok("cgroup", "not needed with --socket-lb off");
+    }
+    match cgroup::open(wishes.cgroup_root.as_deref()) {
+        Ok(root) => Finding::ok("cgroup", format!("version 2 at {}", root.path.display())),
+        Err(error) => Finding::of("cgroup", Level::Fail, &error),
+    }
+}
+
+fn snat_ports(asked: Option<PortRange>, local: Option<&source_ports::Local>) -> Finding {
+    match source_ports::choose(asked, local) {
+        Ok((ports, None)) => Finding::ok(
+            "snat-ports",
+            format!("{} from {} on, which no socket of the node takes", ports.count, ports.first),
+        ),
+        Ok((_, Some(warning))) => {
+            let (found, remedy) = warning.split_once(": ").unwrap_or((&warning, "--snat-ports"));
+            Finding::bad("snat-ports", Level::Warn, found, remedy)
+        }
+        Err(error) => Finding::of("snat-ports", Level::Fail, &error),
+    }
+}
+
+/// Kubernetes' default for `--service-node-port-range`.
+const NODE_PORTS: PortRange = PortRange { first: 30_000, last: 32_767 };
+
+fn node_ports(local: Option<&source_ports::Local>) -> Finding {
+    match local.and_then(|local| local.taken(NODE_PORTS)) {
+        None => Finding::ok("node-ports", format!("no socket of the node takes one of {NODE_PORTS} by itself")),
+        Some(taken) => Finding::bad(
+            "node-ports",
+            Level::Warn,
+            format!("sockets of the node may take {taken} as their own ports, which are node ports ({NODE_PORTS})"),
+            format!("sysctl net.ipv4.ip_local_reserved_ports={NODE_PORTS}, or another net.ipv4.ip_local_port_range"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_feature_is_named_with_the_loss_and_the_remedy() {
+        assert_eq!(lacking("6.12.9", &[]), [Finding::ok("kernel", "6.12.9")]);
+        let findings = lacking("5.10.0-32-amd64", &[Feature::SetRetval, Feature::CheckMtu]);
+        assert_eq!(findings.len(), 2);
+        assert_eq!(findings[0].level, Level::Warn);
+        assert!(findings[0].found.contains("5.10.0-32-amd64") && findings[0].found.contains("EPERM"), "{findings:?}");
+        assert_eq!(findings[1].remedy.as_deref(), Some("boot Linux 5.12 or newer"));
+    }
+
+    #[test]
+    fn ports_that_sockets_may_take_are_named_with_the_remedy() {
+        let local = |range: &str| source_ports::Local::parse(range, "").expect("as the kernel writes it");
+        assert_eq!(snat_ports(None, Some(&local("32768 60999"))).level, Level::Ok);
+        assert_eq!(node_ports(Some(&local("32768 60999"))).level, Level::Ok);
+        let wide = local("1024 65535");
+        for finding in [snat_ports(None, Some(&wide)), node_ports(Some(&wide))] {
+            assert_eq!(finding.level, Level::Warn);
+            let remedy = finding.remedy.as_deref().unwrap_or_default();
+            assert!(remedy.contains("ip_local_reserved_ports="), "{finding:?}");
+        }
+        let asked = "61000-65535".parse().expect("valid");
+        assert_eq!(snat_ports(Some(asked), Some(&wide)).level, Level::Fail);
+    }
+}

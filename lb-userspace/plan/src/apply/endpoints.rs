@@ -1,0 +1,128 @@
+//! How other nodes name a backend of this one: by its address and the service port, which may be those of two for a while.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+};
+
+use aya::Pod;
+use lb_common::abi;
+
+use super::{
+    kernel::{Elements, Results, failed},
+    records,
+};
+use crate::plan::{BackendId, BackendRecord, Loaded, Named, named};
+use lb_model::Family;
+use lb_tables::{Pinned, Table};
+
+/// An agent that was killed may have written a backend and not its name. It is taken for a backend of another node, so that the plan
+/// writes both again.
+pub(super) fn distrust_unnamed(loaded: &mut Loaded) {
+    let names: BTreeMap<(IpAddr, u32), abi::Endpoint> = loaded.endpoints.iter().copied().collect();
+    // Several ports of an address have one name, and any of them will do.
+    let all = loaded.backends.iter().filter_map(|(id, record)| named(*id, record)).filter(|named| !named.yields);
+    let leads = all.filter(|named| names.get(&named.key) == Some(&named.endpoint));
+    let good: BTreeSet<(IpAddr, u32)> = leads.map(|named| named.key).collect();
+    for (id, record) in &mut loaded.backends {
+        if named(*id, record).is_some_and(|named| !named.yields && !good.contains(&named.key)) {
+            record.flags &= !abi::backend_flags::LOCAL;
+        }
+    }
+}
+
+/// Names to be written, each with the operation that it is of.
+#[derive(Default)]
+pub(super) struct Endpoints {
+    v4: Elements<abi::EndpointKey<4>, abi::Endpoint>,
+    v6: Elements<abi::EndpointKey<16>, abi::Endpoint>,
+    yielding: Vec<(usize, Named)>,
+}
+
+impl Endpoints {
+    pub fn push(&mut self, op: usize, id: BackendId, record: &BackendRecord) {
+        let Some(named) = named(id, record) else { return };
+        match named.key {
+            _ if named.yields => self.yielding.push((op, named)),
+            (IpAddr::V4(v4), service) => {
+                self.v4.push(op, abi::EndpointKey { address: v4.octets(), service }, named.endpoint);
+            }
+            (IpAddr::V6(v6), service) => {
+                self.v6.push(op, abi::EndpointKey { address: v6.octets(), service }, named.endpoint);
+            }
+        }
+    }
+
+    /// After the backends.
+    pub fn write(&self, maps: &Pinned, results: &mut Results) {
+        self.v4.write(&maps.endpoints4, results);
+        self.v6.write(&maps.endpoints6, results);
+        for (op, named) in &self.yielding {
+            let (service, endpoint) = (named.key.1, named.endpoint);
+            let (name, written) = match named.key.0 {
+                IpAddr::V4(v4) => {
+                    let key = abi::EndpointKey { address: v4.octets(), service };
+                    (maps.endpoints4.name(), give_way(&maps.backends4, &maps.endpoints4, &key, endpoint))
+                }
+                IpAddr::V6(v6) => {
+                    let key = abi::EndpointKey { address: v6.octets(), service };
+                    (maps.endpoints6.name(), give_way(&maps.backends6, &maps.endpoints6, &key, endpoint))
+                }
+            };
+            if let Err(error) = written {
+                results[*op] = Err(failed(name, "writing", &error));
+            }
+        }
+    }
+}
+
+/// Writes the name of one that yields, unless another keeps it.
+fn give_way<const N: usize>(
+    backends: &Table<u32, abi::Backend<N>>,
+    endpoints: &Table<abi::EndpointKey<N>, abi::Endpoint>,
+    key: &abi::EndpointKey<N>,
+    endpoint: abi::Endpoint,
+) -> io::Result<()>
+where
+    abi::Backend<N>: Pod,
+    abi::EndpointKey<N>: Pod,
+{
+    if let Some(entry) = endpoints.get(key)? {
+        let family = if N == abi::V4 { Family::V4 } else { Family::V6 };
+        let other = backends.get(&entry.backend)?.and_then(|record| records::from_backend(&record));
+        let id = BackendId { family, id: entry.backend };
+        let named = other.and_then(|record| named(id, &record));
+        let Some(address) = records::address(&key.address) else { return Ok(()) };
+        if entry == endpoint || named.is_some_and(|named| named.keeps((address, key.service), entry)) {
+            return Ok(());
+        }
+    }
+    endpoints.put(key, &endpoint)
+}
+
+/// Takes out what leads another node's choice to an id that is given up. What stays leads nowhere: its generation is over.
+pub(super) fn forget(maps: &Pinned, id: BackendId) {
+    let _ = match id.family {
+        Family::V4 => forget_of(&maps.backends4, &maps.endpoints4, id.id),
+        Family::V6 => forget_of(&maps.backends6, &maps.endpoints6, id.id),
+    };
+}
+
+fn forget_of<const N: usize>(
+    backends: &Table<u32, abi::Backend<N>>,
+    endpoints: &Table<abi::EndpointKey<N>, abi::Endpoint>,
+    id: u32,
+) -> io::Result<()>
+where
+    abi::Backend<N>: Pod,
+    abi::EndpointKey<N>: Pod,
+{
+    // Also where it no longer is one of this node: it has been, and its entry takes room.
+    let Some(backend) = backends.get(&id)? else { return Ok(()) };
+    let key = abi::EndpointKey { address: backend.address, service: backend.service };
+    if endpoints.get(&key)?.is_some_and(|endpoint| endpoint.backend == id) {
+        endpoints.remove(&key)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! Reads back all that the plan owns.
+
+use std::{net::IpAddr, ops::Range};
+
+use aya::{Pod, maps::lpm_trie::Key};
+use lb_common::abi::{
+    Backend, Endpoint, EndpointKey, Service, ServiceKey, Source, SourceKey, V4, V6, Vip, VipKey, map_name,
+};
+
+use super::{
+    StoreError,
+    kernel::{failed, failed_access},
+    records,
+};
+use crate::plan::{BackendId, Loaded, Part, Stray};
+use lb_model::Family;
+use lb_tables::{MapError, Pinned, Table, VipFilter};
+
+/// Elements of an array that are read together.
+const READ_TOGETHER: u32 = 4_096;
+
+/// Adds what one part holds.
+pub(super) fn load(maps: &Pinned, part: Part, loaded: &mut Loaded) -> Result<(), StoreError> {
+    match part {
+        Part::Names => loaded.names = read(&maps.names)?,
+        Part::Services(Family::V4) => services(&maps.services4, loaded)?,
+        Part::Services(Family::V6) => services(&maps.services6, loaded)?,
+        Part::Backends(family) => load_backends(maps, family, 0..u32::MAX, loaded)?,
+        Part::Endpoints(Family::V4) => endpoints(&maps.endpoints4, loaded)?,
+        Part::Endpoints(Family::V6) => endpoints(&maps.endpoints6, loaded)?,
+        Part::Sources(Family::V4) => sources(&maps.sources4, loaded)?,
+        Part::Sources(Family::V6) => sources(&maps.sources6, loaded)?,
+        Part::Vips(Family::V4) => vips(&maps.vips4, loaded)?,
+        Part::Vips(Family::V6) => vips(&maps.vips6, loaded)?,
+        Part::VipFilter => loaded.vip_filter = maps.vip_filter.as_ref().map(VipFilter::read).unwrap_or_default(),
+        Part::Config => {
+            maps.calls.add();
+            let config = maps.config.get(&0, 0);
+            let unread = |source| failed_access(&MapError::Access { map: map_name::CONFIG, action: "reading", source });
+            loaded.config = Some(config.map_err(unread)?);
+        }
+        Part::Slots | Part::Plan => {}
+    }
+    Ok(())
+}
+
+/// Adds the backends with these ids that were ever used.
+pub(super) fn load_backends(
+    maps: &Pinned,
+    family: Family,
+    ids: Range<u32>,
+    loaded: &mut Loaded,
+) -> Result<(), StoreError> {
+    match family {
+        Family::V4 => backends(&maps.backends4, family, ids, loaded),
+        Family::V6 => backends(&maps.backends6, family, ids, loaded),
+    }
+}
+
+/// Takes out an element that nothing of ours can be. One of an array is emptied.
+pub(super) fn remove_stray(maps: &Pinned, stray: &Stray) -> Result<(), StoreError> {
+    let key = stray.key.as_slice();
+    let removed = match stray.table {
+        map_name::SERVICES4 => maps.services4.remove_bytes(key),
+        map_name::SERVICES6 => maps.services6.remove_bytes(key),
+        map_name::SOURCES4 => maps.sources4.remove_bytes(key),
+        map_name::SOURCES6 => maps.sources6.remove_bytes(key),
+        map_name::ENDPOINTS4 => maps.endpoints4.remove_bytes(key),
+        map_name::ENDPOINTS6 => maps.endpoints6.remove_bytes(key),
+        map_name::BACKENDS4 => maps.backends4.put(&0, &records::backend(&records::free(Family::V4, 0), [0; V4])),
+        map_name::BACKENDS6 => maps.backends6.put(&0, &records::backend(&records::free(Family::V6, 0), [0; V6])),
+        _ => Ok(()),
+    };
+    removed.map_err(|error| failed(stray.table, "deleting", &error))
+}
+
+fn read<K: Pod, V: Pod>(table: &Table<K, V>) -> Result<Vec<(K, V)>, StoreError> {
+    table.read().map_err(|error| failed(table.name(), "reading", &error))
+}
+
+fn services<const N: usize>(table: &Table<ServiceKey<N>, Service>, loaded: &mut Loaded) -> Result<(), StoreError>
+where
+    ServiceKey<N>: Pod,
+{
+    for (key, entry) in read(table)? {
+        match records::frontend(&key) {
+            Some(frontend) => loaded.frontends.push((frontend, entry)),
+            None => loaded.strays.push(stray(table.name(), &key)),
+        }
+    }
+    Ok(())
+}
+
+fn backends<const N: usize>(
+    table: &Table<u32, Backend<N>>,
+    family: Family,
+    ids: Range<u32>,
+    loaded: &mut Loaded,
+) -> Result<(), StoreError>
+where
+    Backend<N>: Pod,
+{
+    let mut from = ids.start;
+    let end = ids.end.min(table.capacity());
+    while from < end {
+        let count = (end - from).min(READ_TOGETHER);
+        let records = table.read_range(from, count).map_err(|error| failed(table.name(), "reading", &error))?;
+        // Generation 0 means that this id never was in use.
+        for (id, record) in (from..).zip(&records).filter(|(_, record)| record.generation != 0) {
+            match records::from_backend(record) {
+                Some(_) if id == 0 => loaded.strays.push(stray(table.name(), &id)),
+                Some(plain) => loaded.backends.push((BackendId { family, id }, plain)),
+                None => {}
+            }
+        }
+        from += count;
+    }
+    Ok(())
+}
+
+fn endpoints<const N: usize>(table: &Table<EndpointKey<N>, Endpoint>, loaded: &mut Loaded) -> Result<(), StoreError>
+where
+    EndpointKey<N>: Pod,
+    IpAddr: From<[u8; N]>,
+{
+    let found = read(table)?;
+    loaded.endpoints.extend(found.iter().map(|(key, value)| ((IpAddr::from(key.address), key.service), *value)));
+    Ok(())
+}
+
+fn sources<const N: usize>(table: &Table<Key<SourceKey<N>>, Source>, loaded: &mut Loaded) -> Result<(), StoreError>
+where
+    SourceKey<N>: Pod,
+{
+    for (key, source) in read(table)? {
+        match records::source(&key) {
+            Some((service, network)) => loaded.sources.push((service, network, source)),
+            None => loaded.strays.push(stray(table.name(), &key)),
+        }
+    }
+    Ok(())
+}
+
+fn vips<const N: usize>(table: &Table<VipKey<N>, Vip>, loaded: &mut Loaded) -> Result<(), StoreError>
+where
+    VipKey<N>: Pod,
+{
+    let found = read(table)?;
+    loaded.vips.extend(found.iter().filter_map(|(key, vip)| Some((records::vip(key)?, *vip))));
+    Ok(())
+}
+
+fn stray<K: Pod>(table: &'static str, key: &K) -> Stray {
+    // SAFETY: a `Pod` is plain bytes without padding.
+    let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(key).cast::<u8>(), size_of::<K>()) };
+    Stray { table, key: bytes.to_vec() }
+}

@@ -1,0 +1,184 @@
+//! What the tables should hold: which frontends there are, who owns each, and which endpoints serve them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use ipnet::IpNet;
+use lb_common::abi;
+
+use super::{DesiredEndpoint, OwnDrainLimits, PortMismatch, Range, SortedMap};
+use lb_model::{Check, ObjectName, PortKey, Protocol, RateLimit, Refused, Scheduler};
+
+/// One (address, port, protocol) that services are reached by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Frontend {
+    pub address: IpAddr,
+    pub port: u16,
+    pub protocol: Protocol,
+}
+
+impl Frontend {
+    /// The entry that leads from here to the slot ranges, sealed.
+    pub fn entry(self, id: u32, generation: u32, uses: Use, ranges: Ranges, service: &DesiredService) -> abi::Service {
+        let (inside, outside) = (ranges.of(uses.inside), ranges.of(uses.outside));
+        let entry = abi::Service {
+            id,
+            generation,
+            slot_base: inside.base,
+            slot_count: inside.count,
+            external_base: outside.base,
+            external_count: outside.count,
+            seal: 0,
+            affinity_timeout_s: service.affinity_timeout_s,
+            scheduler: service.scheduler.number(),
+            flags: uses.flags,
+            kind: uses.kind.number(),
+            pad: 0,
+            rate: service.rate_limit.rate,
+            burst: service.rate_limit.burst,
+        };
+        abi::Service { seal: self.seal(&entry), ..entry }
+    }
+
+    /// The seal that an entry must have to belong here.
+    pub fn seal(self, entry: &abi::Service) -> u32 {
+        match self.address {
+            IpAddr::V4(v4) => abi::seal(&self.key(v4.octets()), entry),
+            IpAddr::V6(v6) => abi::seal(&self.key(v6.octets()), entry),
+        }
+    }
+
+    /// The key in `services4` or `services6`; `address` is this frontend's own.
+    pub fn key<const N: usize>(self, address: [u8; N]) -> abi::ServiceKey<N> {
+        abi::ServiceKey { address, port: self.port, protocol: self.protocol.number(), pad: 0 }
+    }
+}
+
+impl fmt::Display for Frontend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", SocketAddr::new(self.address, self.port), self.protocol)
+    }
+}
+
+/// What a frontend is. Where one service has an address by several kinds, the first in this order counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FrontendKind {
+    ClusterIp,
+    LoadBalancer,
+    ExternalIp,
+    NodePort,
+    /// A node port as sockets of this node's processes see it, at any address of the node: its own is the unspecified one.
+    HostSocket,
+}
+
+impl FrontendKind {
+    /// [`abi::frontend_kind`].
+    pub fn number(self) -> u8 {
+        match self {
+            Self::ClusterIp => abi::frontend_kind::CLUSTER_IP,
+            Self::ExternalIp => abi::frontend_kind::EXTERNAL_IP,
+            Self::LoadBalancer => abi::frontend_kind::LOAD_BALANCER,
+            Self::NodePort => abi::frontend_kind::NODE_PORT,
+            Self::HostSocket => abi::frontend_kind::HOST_SOCKET,
+        }
+    }
+
+    /// The kind with this number; one that there is not counts as a cluster IP.
+    pub fn from_number(number: u8) -> Self {
+        match number {
+            abi::frontend_kind::EXTERNAL_IP => Self::ExternalIp,
+            abi::frontend_kind::LOAD_BALANCER => Self::LoadBalancer,
+            abi::frontend_kind::NODE_PORT => Self::NodePort,
+            abi::frontend_kind::HOST_SOCKET => Self::HostSocket,
+            _ => Self::ClusterIp,
+        }
+    }
+}
+
+/// One of the two sets of endpoints of a service port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Set {
+    /// Of the whole cluster.
+    Cluster,
+    /// Of this node.
+    Local,
+}
+
+/// The slot ranges of the two sets, of one family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ranges {
+    pub cluster: Range,
+    pub local: Range,
+}
+
+impl Ranges {
+    pub fn of(&self, set: Set) -> Range {
+        match set {
+            Set::Cluster => self.cluster,
+            Set::Local => self.local,
+        }
+    }
+}
+
+/// How a frontend uses its service port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use {
+    pub kind: FrontendKind,
+    /// The set for pods of the cluster and processes of this node.
+    pub inside: Set,
+    /// The set for everybody else.
+    pub outside: Set,
+    /// [`abi::service_flags`].
+    pub flags: u8,
+}
+
+/// What one service port should look like.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DesiredService {
+    pub port_name: String,
+    pub affinity_timeout_s: u32,
+    pub scheduler: Scheduler,
+    pub rate_limit: RateLimit,
+    /// Slots of a Maglev table; `None`: by the number of endpoints.
+    pub maglev_size: Option<u32>,
+    /// Slots of each set at most: its part of the service's share. `None`: as many as it needs.
+    pub slots_max: Option<u32>,
+    pub drain_limits: OwnDrainLimits,
+    /// How this node checks its endpoints; `None`: it does not.
+    pub check: Option<Box<Check>>,
+    /// Those that it may not check: they are in no network that checks may go to.
+    pub unchecked: BTreeSet<SocketAddr>,
+    /// At least one.
+    pub frontends: SortedMap<Frontend, Use>,
+    /// Of the families of the frontends.
+    pub endpoints: SortedMap<SocketAddr, DesiredEndpoint>,
+    /// Networks that may pass the frontends with [`abi::service_flags::SOURCE_RANGES`]; of the families of the frontends.
+    pub sources: BTreeSet<IpNet>,
+    /// Slices that have endpoints, but not this port; at most one of each family. It says why, and changes no table.
+    pub mismatches: Vec<PortMismatch>,
+}
+
+/// What the tables should hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Desired {
+    pub services: BTreeMap<PortKey, DesiredService>,
+    pub owners: BTreeMap<Frontend, PortKey>,
+    /// Addresses that are no node's own, and what becomes of packets that no frontend serves.
+    pub vips: BTreeMap<IpAddr, abi::Vip>,
+    /// What of the services is not served, and why.
+    pub refusals: Refused,
+    /// Ports on which load balancers ask whether this node has endpoints (`healthCheckNodePort`).
+    pub health_checks: BTreeMap<u16, HealthCheck>,
+}
+
+/// What is answered on a health-check node port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    pub service: ObjectName,
+    /// Endpoints of this node that are ready, as distinct addresses of the family that has more of them: a pod of both
+    /// families counts once.
+    pub local_ready: usize,
+}

@@ -1,0 +1,295 @@
+//! The thin part that does it: reads some entries of one table, takes out what is over, and reports to the round what stays.
+
+use std::{any::Any, io, net::IpAddr};
+
+use aya::Pod;
+use lb_common::{
+    abi::{
+        Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, Traffic, UDP, flow_flags, flow_state,
+    },
+    decide::{Now, is_pair, pair_key},
+    state::Timeouts,
+};
+
+use super::{Seen, SweptTable, rules};
+use crate::plan::{BackendId, DrainLimits, Frontend, ProgrammedState};
+use lb_model::{Family, Monotonic};
+use lb_tables::{Cursor, Pinned, Table};
+
+/// What one part came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    pub looked: usize,
+    pub removed: usize,
+    /// The table has no more.
+    pub is_last: bool,
+}
+
+/// What a part looks with.
+#[derive(Clone, Copy)]
+pub struct SweepContext<'a> {
+    pub maps: &'a Pinned,
+    pub programmed: &'a ProgrammedState,
+    pub timeouts: &'a Timeouts,
+    pub now: Now,
+    /// The same moment.
+    pub at: Monotonic,
+    /// Of services that have none of their own.
+    pub drain_limits: DrainLimits,
+}
+
+/// Where a table's reader is, whatever its keys; empty at the start of each table.
+pub type Position = Option<Box<dyn Any + Send>>;
+
+impl SweepContext<'_> {
+    /// Looks at up to `count` entries of one table, from `position` on.
+    pub fn part(&self, kind: SweptTable, position: &mut Position, count: usize, seen: &mut Seen) -> io::Result<Part> {
+        let maps = self.maps;
+        match kind {
+            SweptTable::HalfOpen4 => self.half_open(&maps.half_open4, Family::V4, position, count, seen),
+            SweptTable::HalfOpen6 => self.half_open(&maps.half_open6, Family::V6, position, count, seen),
+            SweptTable::Flows4 => self.flows(&maps.flows4, Family::V4, position, count, seen),
+            SweptTable::Flows6 => self.flows(&maps.flows6, Family::V6, position, count, seen),
+            SweptTable::UdpFlows4 => self.flows(&maps.udp_flows4, Family::V4, position, count, seen),
+            SweptTable::UdpFlows6 => self.flows(&maps.udp_flows6, Family::V6, position, count, seen),
+            SweptTable::Sockets4 => sockets(&maps.sockets4, Family::V4, position, count, seen),
+            SweptTable::Sockets6 => sockets(&maps.sockets6, Family::V6, position, count, seen),
+            SweptTable::Affinity4 => self.affinity(&maps.affinity4, Family::V4, position, count, seen),
+            SweptTable::Affinity6 => self.affinity(&maps.affinity6, Family::V6, position, count, seen),
+            SweptTable::Traffic4 => {
+                traffic(&maps.traffic4, [&maps.flows4, &maps.udp_flows4], &maps.half_open4, position, count)
+            }
+            SweptTable::Traffic6 => {
+                traffic(&maps.traffic6, [&maps.flows6, &maps.udp_flows6], &maps.half_open6, position, count)
+            }
+        }
+    }
+
+    fn flows<const N: usize>(
+        &self,
+        table: &Table<FlowKey<N>, Flow<N>>,
+        family: Family,
+        position: &mut Position,
+        count: usize,
+        seen: &mut Seen,
+    ) -> io::Result<Part>
+    where
+        FlowKey<N>: Pod,
+        Flow<N>: Pod,
+        IpAddr: From<[u8; N]>,
+    {
+        pass(table, position, count, |key, flow| {
+            // Nothing more is forwarded to a backend that is gone: its connections are over when they fall silent.
+            let is_gone = seen.is_gone(BackendId { family, id: flow.backend });
+            let is_silent = |key: &FlowKey<N>, flow: &Flow<N>| {
+                let flow = if is_gone { &Flow { state: flow_state::EVICTED, ..*flow } } else { flow };
+                rules::is_silent(key, flow, self.timeouts, self.now)
+            };
+            if is_silent(key, flow) {
+                let other = pair_key(key, flow);
+                let pair = table.get(&other)?.filter(|pair| is_pair(key, flow, pair));
+                let is_over = pair.is_none_or(|pair| is_silent(&other, &pair));
+                if is_over && take(table, key, |now| is_silent(key, now))? {
+                    return Ok(true);
+                }
+            }
+            if let Some(frontend) = self.unserved(key, flow)
+                && self.drain(table, frontend, (key, flow), family, seen)?
+            {
+                return Ok(true);
+            }
+            seen.flow(family, flow);
+            seen.clients.see(key, flow);
+            seen.masqueraded += u64::from(rules::is_masqueraded(key, flow));
+            Ok(false)
+        })
+    }
+
+    /// The frontend that the flow came by, if it is no more.
+    fn unserved<const N: usize>(&self, key: &FlowKey<N>, flow: &Flow<N>) -> Option<Frontend>
+    where
+        IpAddr: From<[u8; N]>,
+    {
+        rules::frontend(key, flow).filter(|at| {
+            !rules::is_served(*at, |frontend| self.programmed.frontends().get(frontend).map(|found| found.flags))
+        })
+    }
+
+    /// Whether to cut a connection of this backend that came by a frontend that is no more. It goes on for the longest drain from the first round
+    /// that met one. One of which no reply passes here (DSR) goes on for the drain period.
+    fn is_due<const N: usize>(&self, frontend: Frontend, flow: &Flow<N>, family: Family, seen: &mut Seen) -> bool {
+        let record = self.programmed.backends().get(BackendId { family, id: flow.backend });
+        let own = record.map(|record| self.programmed.services().own_drain_limits(record.service)).unwrap_or_default();
+        let DrainLimits { period, max } = own.or(self.drain_limits);
+        let is_encapsulated = flow.port == 0 || flow.flags & flow_flags::ENCAPSULATED != 0;
+        let limit = if is_encapsulated { period } else { period.max(max) };
+        seen.unserved(frontend, self.at) + limit <= self.at
+    }
+
+    /// The flow came by a frontend that is no more. UDP goes with it: its next packet finds no service. TCP goes on for the longest drain;
+    /// then each side gets a RST at its next segment. True if the entry was taken out.
+    fn drain<const N: usize>(
+        &self,
+        table: &Table<FlowKey<N>, Flow<N>>,
+        frontend: Frontend,
+        (key, flow): (&FlowKey<N>, &Flow<N>),
+        family: Family,
+        seen: &mut Seen,
+    ) -> io::Result<bool>
+    where
+        FlowKey<N>: Pod,
+        Flow<N>: Pod,
+    {
+        let other = pair_key(key, flow);
+        let pair = table.get(&other)?.filter(|pair| is_pair(key, flow, pair));
+        if key.protocol == UDP {
+            if pair.is_some() {
+                table.remove(&other)?;
+            }
+            return table.remove(key);
+        }
+        if self.is_due(frontend, flow, family, seen) {
+            if let Some(pair) = pair {
+                table.replace(&other, &rules::cut(&pair))?;
+            }
+            seen.cut += u64::from(table.replace(key, &rules::cut(flow))?);
+        }
+        Ok(false)
+    }
+
+    fn half_open<const N: usize>(
+        &self,
+        table: &Table<FlowKey<N>, HalfOpen<N>>,
+        family: Family,
+        position: &mut Position,
+        count: usize,
+        seen: &mut Seen,
+    ) -> io::Result<Part>
+    where
+        FlowKey<N>: Pod,
+        HalfOpen<N>: Pod,
+        IpAddr: From<[u8; N]>,
+    {
+        let is_silent =
+            |key: &FlowKey<N>, entry: &HalfOpen<N>| rules::is_half_open_silent(key, entry, self.timeouts, self.now);
+        pass(table, position, count, |key, entry| {
+            // A note about a connection of a backend that is gone says nothing any more.
+            if rules::is_note(entry) && seen.is_gone(BackendId { family, id: entry.flow.backend }) {
+                return table.remove(key);
+            }
+            if is_silent(key, entry) {
+                let other = pair_key(key, &entry.flow);
+                let pair = if rules::is_alone(entry) { None } else { table.get(&other)? };
+                let pair = pair.filter(|pair| is_pair(key, &entry.flow, &pair.flow));
+                let is_over = pair.is_none_or(|pair| is_silent(&other, &pair));
+                if is_over && take(table, key, |now| is_silent(key, now))? {
+                    return Ok(true);
+                }
+            }
+            // A handshake finds no service any more. What is retained goes on as an established connection does.
+            if entry.flow.state != flow_state::HALF_OPEN
+                && let Some(frontend) = self.unserved(key, &entry.flow)
+                && self.is_due(frontend, &entry.flow, family, seen)
+            {
+                let cut = HalfOpen { flow: rules::cut(&entry.flow), ..*entry };
+                seen.cut += u64::from(table.replace(key, &cut)?);
+            }
+            seen.half_open(family, entry);
+            Ok(false)
+        })
+    }
+
+    fn affinity<const N: usize>(
+        &self,
+        table: &Table<AffinityKey<N>, Affinity>,
+        family: Family,
+        position: &mut Position,
+        count: usize,
+        seen: &mut Seen,
+    ) -> io::Result<Part>
+    where
+        AffinityKey<N>: Pod,
+    {
+        let is_over = |key: &AffinityKey<N>, affinity: &Affinity| {
+            let frontends =
+                self.programmed.services().get(key.service).into_iter().flat_map(|service| &service.frontends);
+            let entries = frontends.filter_map(|frontend| self.programmed.frontends().get(frontend));
+            let timeout_s = entries.map(|entry| entry.affinity_timeout_s).max().unwrap_or_default();
+            let id = BackendId { family, id: affinity.backend };
+            let generation = self.programmed.backends().get(id).map(|record| record.generation);
+            rules::is_affinity_over(key, affinity, timeout_s, generation, self.now)
+        };
+        pass(table, position, count, |key, affinity| {
+            if is_over(key, affinity) && take(table, key, |now| is_over(key, now))? {
+                return Ok(true);
+            }
+            seen.refer(BackendId { family, id: affinity.backend });
+            Ok(false)
+        })
+    }
+}
+
+/// A closed socket's entries are taken out as it is closed: here they are only looked at.
+fn sockets<const N: usize>(
+    table: &Table<SocketKey<N>, SocketPeer<N>>,
+    family: Family,
+    position: &mut Position,
+    count: usize,
+    seen: &mut Seen,
+) -> io::Result<Part>
+where
+    SocketKey<N>: Pod,
+    SocketPeer<N>: Pod,
+{
+    pass(table, position, count, |_, peer| {
+        seen.socket(BackendId { family, id: peer.backend });
+        Ok(false)
+    })
+}
+
+/// Counters of flows that are no more.
+fn traffic<const N: usize>(
+    table: &Table<FlowKey<N>, Traffic>,
+    [flows, udp_flows]: [&Table<FlowKey<N>, Flow<N>>; 2],
+    half_open: &Table<FlowKey<N>, HalfOpen<N>>,
+    position: &mut Position,
+    count: usize,
+) -> io::Result<Part>
+where
+    FlowKey<N>: Pod,
+    Flow<N>: Pod,
+    HalfOpen<N>: Pod,
+{
+    pass(table, position, count / 2, |key, _| {
+        let flows = if key.protocol == UDP { udp_flows } else { flows };
+        let is_over = flows.get(key)?.is_none() && half_open.get(key)?.is_none();
+        if is_over { table.remove(key) } else { Ok(false) }
+    })
+}
+
+/// Reads on from `position`; `visit` says of each entry whether it was taken out.
+fn pass<K: Pod + Send, V: Pod>(
+    table: &Table<K, V>,
+    position: &mut Position,
+    count: usize,
+    mut visit: impl FnMut(&K, &V) -> io::Result<bool>,
+) -> io::Result<Part> {
+    let own = position.take().and_then(|position| position.downcast::<Cursor<K>>().ok());
+    let mut cursor = own.unwrap_or_else(|| Box::new(table.cursor()));
+    let (keys, values) = table.read_part(&mut cursor, count)?;
+    let mut part = Part { looked: keys.len(), removed: 0, is_last: cursor.is_done() };
+    for (key, value) in keys.iter().zip(&values) {
+        part.removed += usize::from(visit(key, value)?);
+    }
+    *position = Some(cursor).filter(|_| !part.is_last).map(|cursor| cursor as Box<dyn Any + Send>);
+    Ok(part)
+}
+
+/// Takes an entry out that is over. One that came to life since it was read is put back, unless a packet has written it anew.
+fn take<K: Pod, V: Pod>(table: &Table<K, V>, key: &K, is_over: impl Fn(&V) -> bool) -> io::Result<bool> {
+    let Some(taken) = table.take(key)? else { return Ok(true) };
+    if is_over(&taken) {
+        return Ok(true);
+    }
+    table.put_new(key, &taken).map(|_| false)
+}
