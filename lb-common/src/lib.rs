@@ -13,6 +13,7 @@ pub mod connect_times;
 pub mod crc32c;
 pub mod decide;
 pub mod limits;
+pub mod map;
 pub mod maps;
 pub mod outcome;
 pub mod service_cidrs;

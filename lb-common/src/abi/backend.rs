@@ -103,10 +103,8 @@ pub struct Health {
 }
 
 sizes! {
-    Backend<4> = 32,
-    Backend<16> = 44,
-    EndpointKey<4> = 8,
-    EndpointKey<16> = 20,
+    Backend<N> = 32 | 44,
+    EndpointKey<N> = 8 | 20,
     Endpoint = 8,
     Health = 32,
 }

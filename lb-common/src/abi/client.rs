@@ -85,11 +85,9 @@ pub struct Bucket {
 }
 
 sizes! {
-    AffinityKey<4> = 12,
-    AffinityKey<16> = 24,
+    AffinityKey<N> = 12 | 24,
     Affinity = 16,
-    SourceKey<4> = 8,
-    SourceKey<16> = 20,
+    SourceKey<N> = 8 | 20,
     Source = 4,
     BucketKey = 16,
     Bucket = 8,

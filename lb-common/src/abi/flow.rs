@@ -215,12 +215,9 @@ pub fn fragment_tag<const N: usize>(key: &FragmentKey<N>) -> u32 {
 }
 
 sizes! {
-    FlowKey<4> = 16,
-    FlowKey<16> = 40,
-    Flow<4> = 56,
-    Flow<16> = 80,
+    FlowKey<N> = 16 | 40,
+    Flow<N> = 56 | 80,
     Traffic = 24,
-    FragmentKey<4> = 16,
-    FragmentKey<16> = 40,
+    FragmentKey<N> = 16 | 40,
     Fragment = 12,
 }

@@ -82,6 +82,5 @@ pub mod half_open_flags {
 }
 
 sizes! {
-    HalfOpen<4> = 80,
-    HalfOpen<16> = 104,
+    HalfOpen<N> = 80 | 104,
 }

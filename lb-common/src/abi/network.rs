@@ -162,14 +162,11 @@ pub mod fast_path {
 }
 
 sizes! {
-    VipKey<4> = 4,
-    VipKey<16> = 16,
+    VipKey<N> = 4 | 16,
     Vip = 4,
-    NetworkKey<4> = 4,
-    NetworkKey<16> = 16,
+    NetworkKey<N> = 4 | 16,
     Network = 4,
-    Masquerade<4> = 16,
-    Masquerade<16> = 64,
+    Masquerade<N> = 16 | 64,
     Link = 12,
     BridgePortKey = 12,
     BridgePort = 4,

@@ -149,8 +149,7 @@ pub fn seal<const N: usize>(key: &ServiceKey<N>, service: &Service) -> u32 {
 }
 
 sizes! {
-    ServiceKey<4> = 8,
-    ServiceKey<16> = 20,
+    ServiceKey<N> = 8 | 20,
     Service = 44,
     Slot = 16,
     ServiceName = 148,

@@ -65,10 +65,8 @@ pub struct SocketPair {
 }
 
 sizes! {
-    SocketKey<4> = 16,
-    SocketKey<16> = 28,
-    SocketPeer<4> = 20,
-    SocketPeer<16> = 32,
+    SocketKey<N> = 16 | 28,
+    SocketPeer<N> = 20 | 32,
     SocketEntries = 328,
     SocketPair = 40,
 }

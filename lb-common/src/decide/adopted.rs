@@ -2,10 +2,11 @@
 //! it away. While it is given away, it is held: its packets are dropped.
 
 use super::commit::adopted as commit;
+use super::flow_tables::FlowTables;
 use super::lifetime::is_silent_as_open;
 use super::packet::{Hook, Now};
 use super::step::Step;
-use super::tables::{FlowTables, Tables};
+use super::tables::Tables;
 use super::verdict::Action;
 use super::work::Work;
 use crate::abi::{Flow, fin, flow_state};

@@ -2,9 +2,10 @@
 
 use super::commit::{claim, tuple as commit};
 use super::connection::set_opposite_key;
+use super::flow_tables::{FlowTables, Reserved};
 use super::packet::{Hook, Now};
 use super::step::Step;
-use super::tables::{FlowTables, Reserved, Tables};
+use super::tables::Tables;
 use super::verdict::Action;
 use super::work::{Work, allocation};
 use super::{connect_time, fast_path, nat, outlier, schedule};

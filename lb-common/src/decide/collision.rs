@@ -8,10 +8,11 @@
 
 use super::commit::tuple as commit;
 use super::connection::set_opposite_key;
+use super::flow_tables::FlowTables;
 use super::lifetime::is_over;
 use super::packet::{Hook, Now, Packet};
 use super::step::Step;
-use super::tables::{FlowTables, Tables};
+use super::tables::Tables;
 use super::verdict::Action;
 use super::work::{Work, allocation};
 use crate::abi::{flow_flags, flow_state};

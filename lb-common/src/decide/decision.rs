@@ -3,12 +3,13 @@
 use super::allocate::{allocate, lead};
 use super::collision::{self, direct};
 use super::established::{self, established};
+use super::flow_tables::FlowTables;
 use super::open::{complete, open};
 use super::packet::Hook;
 use super::retry::retry;
 use super::select::select;
 use super::step::Step;
-use super::tables::{FlowTables, Tables};
+use super::tables::Tables;
 use super::work::Work;
 use crate::state::tcp_flag;
 

@@ -5,10 +5,12 @@ use super::closing;
 use super::collision;
 use super::commit::established as commit;
 use super::fast_path;
+use super::flow_tables::FlowTables;
 use super::lifetime::{Standing, expired, is_over};
+use super::maps::FlowRef;
 use super::packet::{Hook, Now, Packet};
 use super::step::Step;
-use super::tables::{FlowTables, Tables};
+use super::tables::Tables;
 use super::transition::Transition;
 use super::verdict::Action;
 use super::work::Work;
@@ -23,7 +25,7 @@ pub(super) fn packet<const N: usize, T: FlowTables<N>>(
     tables: &mut T,
     work: &mut Work<N>,
     hook: Hook,
-    entry: T::FlowRef,
+    entry: FlowRef<T, N>,
 ) -> Step {
     if work.connection.is_reply() {
         reply::<N, T, false>(tables, work, hook, entry)
@@ -75,7 +77,7 @@ fn original<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
     tables: &mut T,
     work: &mut Work<N>,
     hook: Hook,
-    entry: T::FlowRef,
+    entry: FlowRef<T, N>,
 ) -> Step {
     let Work { packet, connection, verdict, .. } = work;
     let flow = &mut connection.original.flow;
@@ -119,7 +121,7 @@ fn reply<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
     tables: &mut T,
     work: &mut Work<N>,
     hook: Hook,
-    entry: T::FlowRef,
+    entry: FlowRef<T, N>,
 ) -> Step {
     let Work { packet, connection, verdict, .. } = work;
     let flow = &mut connection.reply.flow;

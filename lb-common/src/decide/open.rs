@@ -3,10 +3,11 @@
 use super::commit::{claim, handshake as commit};
 use super::connection::leads_to;
 use super::established::{forwarded, is_routed};
+use super::flow_tables::{Accepted, Established, FlowTables};
 use super::lifetime::Standing;
 use super::packet::{Hook, Now};
 use super::step::Step;
-use super::tables::{Accepted, Established, FlowTables, Tables};
+use super::tables::Tables;
 use super::transition::Transition;
 use super::verdict::Action;
 use super::work::{Work, allocation};

@@ -3,12 +3,13 @@
 
 use super::commit::{claim, handshake as commit};
 use super::connection::{Connection, leads_to};
+use super::flow_tables::FlowTables;
 use super::frontend::{asked, frontend};
 use super::outlier::{Worth, client_of};
 use super::packet::{Hook, Now};
 use super::search::{another, other_than};
 use super::step::Step;
-use super::tables::{FlowTables, Tables};
+use super::tables::Tables;
 use super::work::{Work, allocation};
 use super::{nat, open, outlier};
 use crate::abi::{HalfOpen, MOST_MOVES, REFUSED_BY_LATEST, half_open_flags, service_flags};

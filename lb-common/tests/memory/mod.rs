@@ -1,19 +1,20 @@
 //! The decision's tables as plain hash maps: the third home of the same code.
 
 mod ask;
-mod flow_tables;
 
+use std::any::Any;
 use std::collections::{HashMap, HashSet};
 
 use lb_common::abi::{
     Affinity, AffinityKey, Backend, Bucket, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health,
-    Masquerade, Service, ServiceKey, Slot, Vip, VipKey, affinity_tag, half_open_flags, network_flags, tag,
+    Masquerade, Service, ServiceKey, Slot, Vip, VipKey, half_open_flags, network_flags, tag,
 };
 use lb_common::connect_times;
-use lb_common::decide::{Connection, Pace, Pick, Tables, Work, fresh, is_out, leaves_half, note_tried, try_slot};
+use lb_common::decide::{FlowTables, Maps, NotInserted, Pace, Tables, Work, fresh};
 use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S, HAND_OVER};
+use lb_common::map::{self, Map, Record};
 use lb_common::outcome::Outcome;
-use lb_common::state::{SourcePorts, Timeouts, is_retained};
+use lb_common::state::{SourcePorts, Timeouts};
 
 /// The initial sequence number of clients that give no other.
 pub const ISN: u32 = 1_000;
@@ -128,9 +129,65 @@ fn holds<const N: usize>(network: &[u8; N], bits: u32, address: &[u8; N]) -> boo
     (0..bits).all(|at| bit(network, at) == bit(address, at))
 }
 
-impl<const N: usize> Tables<N> for Memory<N> {
-    type FlowRef = FlowKey<N>;
+impl<const N: usize> Memory<N> {
+    /// The map, by what it holds: flows of UDP are among the others.
+    fn map<M: Map>(&mut self) -> &mut HashMap<M::Key, M::Value> {
+        let maps: [&mut dyn Any; 9] = [
+            &mut self.services,
+            &mut self.slots,
+            &mut self.backends,
+            &mut self.flows,
+            &mut self.half_open,
+            &mut self.health,
+            &mut self.affinity,
+            &mut self.vips,
+            &mut self.endpoints,
+        ];
+        let mut found = maps.into_iter().filter_map(|map| map.downcast_mut());
+        found.next().unwrap_or_else(|| panic!("{} is not kept in memory", M::NAME))
+    }
+}
 
+impl<const N: usize> Maps for Memory<N> {
+    type Element<K: Record, V: Record> = K;
+
+    fn find<M: Map>(&mut self, key: &M::Key) -> Option<M::Key> {
+        // Every backend has an element there from the start.
+        if M::ID == map::Health::<N>::ID
+            && let Some(backend) = (key as &dyn Any).downcast_ref()
+        {
+            self.health.entry(*backend).or_default();
+        }
+        self.map::<M>().contains_key(key).then_some(*key)
+    }
+
+    fn with<M: Map, R>(&mut self, key: M::Key, with: impl FnOnce(&mut M::Value) -> R) -> Option<R> {
+        self.map::<M>().get_mut(&key).map(with)
+    }
+
+    fn insert<M: Map>(&mut self, key: &M::Key, value: &M::Value, replace: bool) -> Result<(), NotInserted> {
+        let is_bounded = [map::Flows::<N>::ID, map::UdpFlows::<N>::ID, map::HalfOpen::<N>::ID].contains(&M::ID);
+        let capacity = if is_bounded { self.capacity } else { usize::MAX };
+        let map = self.map::<M>();
+        let exists = map.contains_key(key);
+        if exists && !replace {
+            return Err(NotInserted::Exists);
+        }
+        if !exists && map.len() >= capacity {
+            return Err(NotInserted::Full);
+        }
+        map.insert(*key, *value);
+        Ok(())
+    }
+
+    fn remove<M: Map>(&mut self, key: &M::Key) {
+        self.map::<M>().remove(key);
+    }
+}
+
+impl<const N: usize> FlowTables<N> for Memory<N> {}
+
+impl<const N: usize> Tables<N> for Memory<N> {
     fn now_ns(&mut self) -> u64 {
         self.now_ns
     }
@@ -139,31 +196,6 @@ impl<const N: usize> Tables<N> for Memory<N> {
         // Knuth's multiplicative sequence: well spread, repeatable.
         self.seed = self.seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         self.seed
-    }
-
-    fn service(&mut self, key: &ServiceKey<N>, into: &mut Service) -> bool {
-        self.services.get(key).map(|service| *into = *service).is_some()
-    }
-
-    fn slot(&mut self, index: u32) -> Option<Slot> {
-        self.slots.get(&index).copied()
-    }
-
-    fn backend(&mut self, id: u32) -> Option<Backend<N>> {
-        self.backends.get(&id).copied()
-    }
-
-    fn copy_backend(&mut self, id: u32, into: &mut Backend<N>) -> bool {
-        self.backends.get(&id).map(|backend| *into = *backend).is_some()
-    }
-
-    fn connection(&mut self, key: &FlowKey<N>, into: &mut Connection<N>) -> Option<FlowKey<N>> {
-        into.read(key, self.flows.get(key)?).then_some(*key)
-    }
-
-    fn flow(&mut self, key: &FlowKey<N>, into: &mut Flow<N>) -> Option<FlowKey<N>> {
-        *into = *self.flows.get(key)?;
-        (into.tag == tag(key)).then_some(*key)
     }
 
     fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool {
@@ -183,14 +215,6 @@ impl<const N: usize> Tables<N> for Memory<N> {
         self.networks
             .iter()
             .any(|(network, bits, flags)| flags & network_flags::SERVICES != 0 && holds(network, *bits, address))
-    }
-
-    fn may_be_half_open(&mut self, key: &FlowKey<N>) -> bool {
-        self.half_open.contains_key(key)
-    }
-
-    fn is_retained(&mut self, key: &FlowKey<N>) -> bool {
-        self.half_open.get(key).is_some_and(|entry| is_retained(&entry.flow))
     }
 
     fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool {
@@ -255,25 +279,6 @@ impl<const N: usize> Tables<N> for Memory<N> {
         self.adoption_until_s == HAND_OVER
     }
 
-    fn health(&mut self, backend: u32, generation: u32) -> Option<Health> {
-        let health = self.health.get(&backend).copied().unwrap_or_default();
-        Some(if health.generation == generation { health } else { Health { generation, ..Health::default() } })
-    }
-
-    fn set_health(&mut self, backend: u32, health: &Health) {
-        let entry = self.health.entry(backend).or_default();
-        let connections = if entry.generation == health.generation { entry.connections } else { 0 };
-        *entry = Health { connections, ..*health };
-    }
-
-    fn count_connection(&mut self, backend: u32, generation: u32, change: i32) {
-        let entry = self.health.entry(backend).or_default();
-        if entry.generation != generation {
-            *entry = Health { generation, ..Health::default() };
-        }
-        entry.connections = entry.connections.saturating_add_signed(change);
-    }
-
     fn flow_room(&mut self) -> u32 {
         self.flow_room
     }
@@ -290,38 +295,10 @@ impl<const N: usize> Tables<N> for Memory<N> {
         *self.client_shares.entry(counter).or_default() += change;
     }
 
-    fn affinity(&mut self, key: &AffinityKey<N>) -> Option<Affinity> {
-        self.affinity.get(key).filter(|affinity| affinity.tag == affinity_tag(key)).copied()
-    }
-
-    fn set_affinity(&mut self, key: &AffinityKey<N>, affinity: &Affinity) {
-        self.affinity.insert(*key, *affinity);
-    }
-
-    fn try_slot(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
-        try_slot(self, key, pick, how, now_ds)
-    }
-
-    fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool {
-        leaves_half(self, base, count, id)
-    }
-
-    fn note_tried(&mut self, work: &mut Work<N>, now_ds: u32) {
-        note_tried(self, work, now_ds);
-    }
-
-    fn is_out(&mut self, index: u32, id: u32) -> bool {
-        is_out(self, index, id)
-    }
-
     fn turn(&mut self, service: u32) -> u32 {
         let turn = self.turns.entry(service).or_default();
         *turn += 1;
         *turn - 1
-    }
-
-    fn vip(&mut self, key: &VipKey<N>) -> Option<Vip> {
-        self.vips.get(key).copied()
     }
 
     fn network(&mut self, address: &[u8; N]) -> u32 {
@@ -331,10 +308,6 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn masquerade(&mut self, _: &[u8; N], turn: u32, into: &mut [u8; N]) -> bool {
         self.own.map(|own| *into = *own.address(turn)).is_some()
-    }
-
-    fn endpoint(&mut self, key: &EndpointKey<N>) -> Option<Endpoint> {
-        self.endpoints.get(key).copied()
     }
 
     fn source_ports(&mut self) -> SourcePorts {

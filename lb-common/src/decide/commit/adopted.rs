@@ -2,14 +2,15 @@
 
 use crate::abi::{fin, flow_state};
 use crate::decide::connection::Directions;
+use crate::decide::flow_tables::FlowTables;
+use crate::decide::maps::FlowRef;
 use crate::decide::packet::Now;
-use crate::decide::tables::FlowTables;
 use crate::decide::work::Work;
 use crate::state::tcp_flag;
 
 /// Notes a packet in the entry of its direction, at most once a second.
 #[inline(always)]
-pub fn seen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &Work<N>, entry: T::FlowRef, now: Now) {
+pub fn seen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &Work<N>, entry: FlowRef<T, N>, now: Now) {
     let flow = &work.connection.entry().flow;
     if flow.seen_s != now.s {
         tables.touch(entry, flow.tag, now.s, flow.state, flow.flags);
@@ -18,7 +19,7 @@ pub fn seen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &Work<N>, en
 
 /// Ends the hold of a connection: the command that began it has not gone on.
 #[inline(always)]
-pub fn give_up<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &Work<N>, entry: T::FlowRef, now: Now) {
+pub fn give_up<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &Work<N>, entry: FlowRef<T, N>, now: Now) {
     let flow = &work.connection.entry().flow;
     tables.touch(entry, flow.tag, now.s, flow_state::OPEN, flow.flags);
 }
@@ -26,7 +27,7 @@ pub fn give_up<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &Work<N>,
 /// Notes the end of a direction, of which the packet tells, in the original entry. A RST of the backend ends both directions. That of the client
 /// counts for nothing: anybody may have sent it, and conntrack alone knows the numbers that it must bear.
 #[inline(always)]
-pub fn end<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, entry: T::FlowRef) {
+pub fn end<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, entry: FlowRef<T, N>) {
     let Work { packet, connection, stored, .. } = work;
     let flow = &mut stored.flow;
     if !connection.is_reply() {

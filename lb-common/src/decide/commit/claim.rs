@@ -6,9 +6,10 @@
 use crate::abi::{FlowKey, HalfOpen, claim_key, half_open_flags};
 use crate::decide::connection::{Connection, leads_to, set_opposite, set_opposite_key};
 use crate::decide::fast_path;
+use crate::decide::flow_tables::FlowTables;
 use crate::decide::lifetime::Standing;
+use crate::decide::maps::NotInserted;
 use crate::decide::packet::Now;
-use crate::decide::tables::{FlowTables, NotInserted};
 use crate::decide::work::Work;
 use crate::words;
 

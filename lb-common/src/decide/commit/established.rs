@@ -4,9 +4,10 @@ use crate::abi::{Flow, HalfOpen, MOST_MOVES, fin, flow_flags, flow_state, half_o
 use crate::decide::closing::{self, End, Numbers};
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
 use crate::decide::fast_path;
+use crate::decide::flow_tables::FlowTables;
 use crate::decide::lifetime::uncount;
+use crate::decide::maps::FlowRef;
 use crate::decide::packet::{Now, Packet};
-use crate::decide::tables::FlowTables;
 use crate::decide::work::Work;
 use crate::words;
 
@@ -14,7 +15,7 @@ use crate::words;
 #[inline(always)]
 pub fn seen<const N: usize, T: FlowTables<N>>(
     tables: &mut T,
-    entry: T::FlowRef,
+    entry: FlowRef<T, N>,
     packet: &Packet<N>,
     flow: &mut Flow<N>,
     now: Now,
@@ -35,7 +36,7 @@ pub fn seen<const N: usize, T: FlowTables<N>>(
 
 /// Marks the entry as evicted. It stays until the other side knows as well, or it expires.
 #[inline(always)]
-pub fn evict<const N: usize, T: FlowTables<N>>(tables: &mut T, entry: T::FlowRef, flow: &Flow<N>, now: Now) {
+pub fn evict<const N: usize, T: FlowTables<N>>(tables: &mut T, entry: FlowRef<T, N>, flow: &Flow<N>, now: Now) {
     if flow.state != flow_state::EVICTED {
         tables.touch(entry, flow.tag, now.s, flow_state::EVICTED, flow.flags);
     }

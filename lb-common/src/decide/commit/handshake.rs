@@ -4,10 +4,11 @@ use super::claim::{Claimed, claim};
 use crate::abi::{HalfOpen, flow_flags, half_open_flags};
 use crate::decide::closing;
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
+use crate::decide::flow_tables::{Accepted, Established, FlowTables};
 use crate::decide::lifetime::{is_over, uncount};
+use crate::decide::maps::NotInserted;
 use crate::decide::packet::Now;
 use crate::decide::share;
-use crate::decide::tables::{Accepted, Established, FlowTables, NotInserted};
 use crate::decide::work::Work;
 use crate::words;
 

@@ -2,9 +2,10 @@
 
 use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags, flow_state};
 use crate::decide::connection::{Connection, leads_to, same, set_opposite_key};
+use crate::decide::flow_tables::{FlowTables, Reserved};
 use crate::decide::lifetime::{is_over, uncount};
+use crate::decide::maps::NotInserted;
 use crate::decide::packet::Now;
-use crate::decide::tables::{FlowTables, NotInserted, Reserved};
 use crate::decide::work::{Work, allocation};
 use crate::state;
 

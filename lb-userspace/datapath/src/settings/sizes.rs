@@ -37,7 +37,7 @@ macro_rules! sizes {
 
             /// The capacity for a map; `None`: as the programs declare it.
             pub fn of(&self, map: &str) -> Option<u32> {
-                match maps::table(map)?.limit {
+                match maps::table(map)?.limit() {
                     $(stringify!($default) => Some(self.$name),)*
                     _ => None,
                 }
@@ -49,7 +49,7 @@ macro_rules! sizes {
                     $(stringify!($name) => Some(stringify!($default)),)*
                     _ => None,
                 };
-                TABLES.iter().filter(move |table| Some(table.limit) == limit).map(|table| table.name)
+                TABLES.iter().filter(move |table| Some(table.limit()) == limit).map(|table| table.name)
             }
 
             fn field(&mut self, name: &str) -> Option<&mut u32> {

@@ -1,0 +1,229 @@
+//! The writes to the flow tables, and what they come to.
+
+use super::commit::established::keep_entries;
+use super::commit::handshake::{accept, establish};
+use super::commit::tuple::reserve;
+use super::maps::{FlowRef, NotInserted};
+use super::tables::Tables;
+use super::work::Work;
+use crate::abi::{Flow, FlowKey, HalfOpen, UDP, flow_flags, half_open_flags, tag};
+use crate::map;
+
+/// The writes to the flow tables. `commit` alone calls them.
+pub trait FlowTables<const N: usize>: Tables<N> {
+    /// Sets time, state and flags of an entry in place, if it still is the one with this tag.
+    #[inline(always)]
+    fn touch(&mut self, entry: FlowRef<Self, N>, tag: u32, seen_s: u32, state: u8, flags: u8) {
+        self.change_flow(entry, tag, |flow| {
+            flow.seen_s = seen_s;
+            flow.state = state;
+            flow.flags = flags;
+        });
+    }
+
+    /// Sets [`Flow::next`] and [`Flow::ack`] in place, as [`FlowTables::touch`] does.
+    #[inline(always)]
+    fn set_numbers(&mut self, entry: FlowRef<Self, N>, tag: u32, next: u32, ack: u32) {
+        self.change_flow(entry, tag, |flow| {
+            flow.next = next;
+            flow.ack = ack;
+        });
+    }
+
+    /// Sets [`Flow::fin`] in place, as [`FlowTables::touch`] does.
+    #[inline(always)]
+    fn set_fin(&mut self, entry: FlowRef<Self, N>, tag: u32, fin: u8) {
+        self.change_flow(entry, tag, |flow| flow.fin = fin);
+    }
+
+    /// Sets [`Flow::opposite_fin`] in place, as [`FlowTables::touch`] does.
+    #[inline(always)]
+    fn set_opposite_fin(&mut self, entry: FlowRef<Self, N>, tag: u32, fin: u8) {
+        self.change_flow(entry, tag, |flow| flow.opposite_fin = fin);
+    }
+
+    /// Changes an entry in place, if it still is the one with this tag.
+    #[inline(always)]
+    fn change_flow(&mut self, entry: FlowRef<Self, N>, tag: u32, change: impl FnOnce(&mut Flow<N>)) {
+        self.with::<map::Flows<N>, _>(entry, |flow| {
+            if flow.tag == tag {
+                change(flow);
+            }
+        });
+    }
+
+    /// Writes an entry; without `replace` an existing one is left alone and refused.
+    #[inline(always)]
+    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted> {
+        if key.protocol == UDP {
+            self.insert::<map::UdpFlows<N>>(key, flow, replace)
+        } else {
+            self.insert::<map::Flows<N>>(key, flow, replace)
+        }
+    }
+
+    #[inline(always)]
+    fn remove_flow(&mut self, key: &FlowKey<N>) {
+        if key.protocol == UDP { self.remove::<map::UdpFlows<N>>(key) } else { self.remove::<map::Flows<N>>(key) }
+    }
+
+    /// Writes a half-open entry; without `replace` an existing one is left alone and refused.
+    #[inline(always)]
+    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted> {
+        self.insert::<map::HalfOpen<N>>(key, entry, replace)
+    }
+
+    #[inline(always)]
+    fn remove_half_open(&mut self, key: &FlowKey<N>) {
+        self.remove::<map::HalfOpen<N>>(key);
+    }
+
+    /// Changes a half-open entry of this backend in place. `false`: it is another backend's, or not there.
+    #[inline(always)]
+    fn change_half_open(&mut self, key: &FlowKey<N>, backend: u32, change: impl FnOnce(&mut HalfOpen<N>)) -> bool {
+        let Some(entry) = self.find::<map::HalfOpen<N>>(key) else { return false };
+        // In the kernel it is at worst recycled, which tag and backend show.
+        let changed = self.with::<map::HalfOpen<N>, _>(entry, |entry| {
+            if entry.flow.tag != tag(key) || entry.flow.backend != backend {
+                return false;
+            }
+            change(entry);
+            true
+        });
+        changed.is_some_and(|is_own| is_own)
+    }
+
+    /// Notes in place, in a half-open entry of this backend, that its client has asked again: how often, and when. `false`: it is another
+    /// backend's, or not there.
+    #[inline(always)]
+    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool {
+        self.change_half_open(key, backend, |entry| {
+            entry.segments = segments;
+            entry.flow.seen_s = now_s;
+            entry.flow.flags &= !flow_flags::REPLY_LOST;
+        })
+    }
+
+    /// Marks a half-open entry of this backend as answered in place, by these numbers ([`HalfOpen::answers`]). `false`: it is another
+    /// backend's, or not there.
+    #[inline(always)]
+    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool {
+        self.change_half_open(key, backend, |entry| {
+            entry.answers = answers;
+            entry.flags |= half_open_flags::ANSWERED;
+        })
+    }
+
+    /// Sets [`HalfOpen::refused`] in place in a half-open entry of this backend.
+    #[inline(always)]
+    fn mark_refused(&mut self, key: &FlowKey<N>, backend: u32, refused: u8) {
+        self.change_half_open(key, backend, |entry| entry.refused = refused);
+    }
+
+    /// Sets bits of [`HalfOpen::flags`] in place in a half-open entry of this backend.
+    #[inline(always)]
+    fn mark(&mut self, key: &FlowKey<N>, backend: u32, flags: u8) {
+        self.change_half_open(key, backend, |entry| entry.flags |= flags);
+    }
+
+    /// Makes what this CPU has written visible to others before it reads on.
+    fn fence(&mut self) {}
+    /// Reserves the reply tuple of a connection.
+    fn reserve(&mut self, work: &mut Work<N>, port: u32, now_s: u32) -> Reserved {
+        reserve(self, work, port, now_s)
+    }
+    /// Notes an answer.
+    fn accept(&mut self, work: &mut Work<N>, now_s: u32) -> Accepted {
+        accept(self, work, now_s)
+    }
+    /// Establishes a connection.
+    fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established {
+        establish(self, work, link, generation, now_s)
+    }
+    /// Keeps both entries alike, or removes them.
+    fn keep_entries(&mut self, work: &mut Work<N>, is_over: bool) {
+        keep_entries(self, work, is_over);
+    }
+}
+
+/// What became of a reply tuple that was to be reserved.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserved {
+    /// A live connection holds the tuple.
+    Taken = 0,
+    Yes,
+    /// The table has no room for it.
+    Full,
+}
+
+impl Reserved {
+    /// From the number that crosses the border between two functions of the programs.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            1 => Self::Yes,
+            2 => Self::Full,
+            _ => Self::Taken,
+        }
+    }
+}
+
+/// What an answer of the backend found.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// Noted in both entries, for the first time.
+    First = 0,
+    /// Noted in both entries once more.
+    Again,
+    /// The original entry is missing, and is to be restored.
+    Missing,
+    /// The connection is established already.
+    Established,
+    /// The tuple is another connection's, or the connection has another backend.
+    Late,
+    /// The table has no room for the claim.
+    Full,
+}
+
+impl Accepted {
+    /// From the number that crosses the border between two functions of the programs.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::First,
+            1 => Self::Again,
+            2 => Self::Missing,
+            3 => Self::Established,
+            5 => Self::Full,
+            _ => Self::Late,
+        }
+    }
+}
+
+/// What became of a handshake that was to become an established connection.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Established {
+    Yes = 0,
+    /// The tuple is another connection's by now.
+    Late,
+    /// The table has no room for it.
+    Full,
+}
+
+impl Established {
+    /// From the number that crosses the border between two functions of the programs.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::Yes,
+            1 => Self::Late,
+            _ => Self::Full,
+        }
+    }
+}
