@@ -3,13 +3,14 @@
 use core::arch::asm;
 
 use aya_ebpf::Global;
-use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use lb_common::abi::{Event, FlowKey, StatKey, Traffic, hook, stat_kind};
 use lb_common::decide::{Action, Work};
+use lb_common::map;
 use lb_common::outcome::Outcome;
 
 use crate::cpu_bucket;
-use crate::maps::{EVENTS, Family, Maps, OUTCOMES, STATS};
+use crate::maps::{self, EVENTS, OUTCOMES, STATS};
 
 /// Whether event records are written: set at load.
 #[unsafe(no_mangle)]
@@ -79,10 +80,7 @@ fn add(counter: *mut u64, by: Counter) {
 /// `--flow-counters` only. Between other work of the kernel, one more look-up for each takes as long as half the rest. `bytes`: of the network header
 /// and what follows it.
 #[inline(always)]
-pub fn packet<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32, bytes: u32)
-where
-    Maps: Family<N>,
-{
+pub fn packet<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32, bytes: u32) {
     let verdict = &work.verdict;
     if FLOW_COUNTERS.load() != 0 && matches!(verdict.action, Action::ToBackend | Action::ToClient) {
         traffic(work, bytes);
@@ -104,15 +102,12 @@ pub fn beginning<const N: usize>(work: &Work<N>, hook: u8, ifindex: u32) {
 
 /// Counts a packet of a flow in its own direction, and for its backend, which belongs to one service. A function of its own: most agents are loaded without it.
 #[inline(never)]
-fn traffic<const N: usize>(work: &Work<N>, bytes: u32)
-where
-    Maps: Family<N>,
-{
+fn traffic<const N: usize>(work: &Work<N>, bytes: u32) {
     let (key, since_s) = (&work.packet.key, work.since_s());
     if matches!(work.verdict.outcome, Outcome::Forwarded | Outcome::Replied) {
         about::<N>(0, work.verdict.backend, work.verdict.outcome, Counter::Packet);
     }
-    if let Some(entry) = <Maps as Family<N>>::traffic(key) {
+    if let Some(entry) = maps::find::<map::Traffic<N>>(key) {
         // SAFETY: a live map value, aligned to eight bytes; other CPUs add at the same time.
         unsafe {
             if (*entry).since_s == since_s {
@@ -123,7 +118,9 @@ where
             }
         }
     }
-    <Maps as Family<N>>::insert_traffic(key, &Traffic { since_s, pad: 0, packets: 1, bytes: u64::from(bytes) });
+    let traffic = Traffic { since_s, pad: 0, packets: 1, bytes: u64::from(bytes) };
+    // A full LRU map makes room by itself.
+    let _ = maps::insert::<map::Traffic<N>>(key, &traffic, BPF_ANY);
 }
 
 /// Whether an answer of our own may be sent for this outcome. One that may not is counted.

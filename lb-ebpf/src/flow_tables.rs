@@ -2,144 +2,13 @@
 
 use core::arch::asm;
 
-use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use lb_common::abi::{Flow, FlowKey, HalfOpen, flow_flags, half_open_flags, tag};
-use lb_common::decide::{self, Accepted, Established, FlowTables, NotInserted, Reserved, Work};
+use lb_common::decide::{self, Accepted, Established, FlowTables, Reserved, Work};
 
 use crate::global_functions::changes;
 use crate::kernel::Kernel;
-use crate::maps::{Family, Maps};
+use crate::maps;
 
-const EEXIST: i32 = 17;
-
-impl<const N: usize> FlowTables<N> for Kernel
-where
-    Maps: Family<N>,
-{
-    #[inline(always)]
-    fn touch(&mut self, entry: Self::FlowRef, tag: u32, seen_s: u32, state: u8, flags: u8) {
-        // SAFETY: a map value for the whole run of the program; at worst recycled, which the tag shows.
-        unsafe {
-            if (*entry).tag == tag {
-                (*entry).seen_s = seen_s;
-                (*entry).state = state;
-                (*entry).flags = flags;
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn set_numbers(&mut self, entry: Self::FlowRef, tag: u32, next: u32, ack: u32) {
-        // SAFETY: as above.
-        unsafe {
-            if (*entry).tag == tag {
-                (*entry).next = next;
-                (*entry).ack = ack;
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn set_fin(&mut self, entry: Self::FlowRef, tag: u32, fin: u8) {
-        // SAFETY: as above.
-        unsafe {
-            if (*entry).tag == tag {
-                (*entry).fin = fin;
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn set_opposite_fin(&mut self, entry: Self::FlowRef, tag: u32, fin: u8) {
-        // SAFETY: as above.
-        unsafe {
-            if (*entry).tag == tag {
-                (*entry).opposite_fin = fin;
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn insert_flow(&mut self, key: &FlowKey<N>, flow: &Flow<N>, replace: bool) -> Result<(), NotInserted> {
-        let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
-        match <Maps as Family<N>>::insert_flow(key, flow, u64::from(flags)) {
-            Ok(()) => Ok(()),
-            Err(error) if error == -EEXIST => Err(NotInserted::Exists),
-            Err(_) => Err(NotInserted::Full),
-        }
-    }
-
-    #[inline(always)]
-    fn remove_flow(&mut self, key: &FlowKey<N>) {
-        <Maps as Family<N>>::remove_flow(key);
-    }
-
-    #[inline(always)]
-    fn insert_half_open(&mut self, key: &FlowKey<N>, entry: &HalfOpen<N>, replace: bool) -> Result<(), NotInserted> {
-        let flags = if replace { BPF_ANY } else { BPF_NOEXIST };
-        match <Maps as Family<N>>::insert_half_open(key, entry, u64::from(flags)) {
-            Ok(()) => Ok(()),
-            Err(error) if error == -EEXIST => Err(NotInserted::Exists),
-            Err(_) => Err(NotInserted::Full),
-        }
-    }
-
-    #[inline(always)]
-    fn remove_half_open(&mut self, key: &FlowKey<N>) {
-        <Maps as Family<N>>::remove_half_open(key);
-    }
-
-    #[inline(always)]
-    fn ask_again(&mut self, key: &FlowKey<N>, backend: u32, segments: u8, now_s: u32) -> bool {
-        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return false };
-        // SAFETY: a map value for the whole run of the program; at worst recycled, which tag and backend show.
-        unsafe {
-            if (*entry).flow.tag != tag(key) || (*entry).flow.backend != backend {
-                return false;
-            }
-            (*entry).segments = segments;
-            (*entry).flow.seen_s = now_s;
-            (*entry).flow.flags &= !flow_flags::REPLY_LOST;
-        }
-        true
-    }
-
-    #[inline(always)]
-    fn mark_answered(&mut self, key: &FlowKey<N>, backend: u32, answers: [u32; 2]) -> bool {
-        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return false };
-        // SAFETY: a map value for the whole run of the program; at worst recycled, which tag and backend show.
-        unsafe {
-            if (*entry).flow.tag != tag(key) || (*entry).flow.backend != backend {
-                return false;
-            }
-            (*entry).answers = answers;
-            (*entry).flags |= half_open_flags::ANSWERED;
-        }
-        true
-    }
-
-    #[inline(always)]
-    fn mark_refused(&mut self, key: &FlowKey<N>, backend: u32, refused: u8) {
-        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return };
-        // SAFETY: as above.
-        unsafe {
-            if (*entry).flow.tag == tag(key) && (*entry).flow.backend == backend {
-                (*entry).refused = refused;
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn mark(&mut self, key: &FlowKey<N>, backend: u32, flags: u8) {
-        let Some(entry) = <Maps as Family<N>>::half_open(key) else { return };
-        // SAFETY: as above.
-        unsafe {
-            if (*entry).flow.tag == tag(key) && (*entry).flow.backend == backend {
-                (*entry).flags |= flags;
-            }
-        }
-    }
-
+impl<const N: usize> FlowTables<N> for Kernel {
     #[inline(always)]
     fn fence(&mut self) {
         // An atomic addition is a full barrier on x86. Elsewhere it is none before Linux 5.12, which has those that return a value; there what
@@ -192,7 +61,7 @@ macro_rules! global {
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $function($($argument: u32),*) -> u32 {
-            let Some(scratch) = <Maps as Family<$n>>::scratch() else { return $otherwise as u32 };
+            let Some(scratch) = maps::scratch::<$n>() else { return $otherwise as u32 };
             // None of them asks for the context.
             let mut tables = Kernel::at(core::ptr::null_mut(), 0);
             decide::$name(&mut tables, &mut scratch.work, $($argument),*) as u32
@@ -219,7 +88,7 @@ macro_rules! keep_entries {
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $name(is_over: u32) -> u32 {
-            let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
+            let Some(scratch) = maps::scratch::<$n>() else { return 0 };
             // It does not ask for the context.
             let mut tables = Kernel::at(core::ptr::null_mut(), 0);
             decide::keep_entries(&mut tables, &mut scratch.work, is_over != 0);

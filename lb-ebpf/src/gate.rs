@@ -9,10 +9,11 @@ use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use aya_ebpf::macros::{classifier, xdp};
 use aya_ebpf::programs::{TcContext, XdpContext};
 use lb_common::abi::{FlowKey, FragmentKey, SCTP, TCP, UDP, half_open_flags};
+use lb_common::map::{self, Map};
 use lb_common::state;
 use lb_common::switch::{self, new_slot, old_slot, word};
 
-use crate::maps::{Family, Maps, SWITCH_TC, SWITCH_WORD, SWITCH_XDP};
+use crate::maps::{self, SWITCH_TC, SWITCH_WORD, SWITCH_XDP};
 use crate::outer_header;
 use crate::parse::{self, ETHERNET, ETHERTYPE, ICMP_HEADER, IPV4, IPV4_HEADER, IPV6, IPV6_HEADER};
 use crate::tc::forward::NEXT;
@@ -92,18 +93,15 @@ fn is_old_at_tc(skb: *mut __sk_buff, network: usize) -> bool {
 }
 
 #[inline(always)]
-fn is_old<const N: usize>(skb: *mut __sk_buff, network: usize) -> bool
-where
-    Maps: Family<N>,
-{
+fn is_old<const N: usize>(skb: *mut __sk_buff, network: usize) -> bool {
     let mut key = no_key::<N>();
     // SAFETY: reads the context.
     let extent = Extent::Packet(unsafe { (*skb).len } as usize);
     let Ok(headers) = headers::network(skb, network, extent, &mut key) else { return false };
     if headers.piece == Piece::Later {
         let fragment = FragmentKey { src: key.src, dst: key.dst, id: headers.id, protocol: key.protocol, pad: [0; 3] };
-        return <Maps as Family<N>>::fragment(&fragment).is_none()
-            && <Maps as Family<N>>::is_in_old_fragments(&fragment);
+        return maps::get::<map::Fragments<N>>(&fragment).is_none()
+            && maps::find::<map::OldFragments<N>>(&fragment).is_some();
     }
     match headers.protocol {
         protocol @ (TCP | UDP | SCTP) => {
@@ -159,21 +157,32 @@ fn inner<const N: usize>(skb: *mut __sk_buff, at: usize, key: &mut FlowKey<N>) -
 
 /// Whether only the old tables know the connection of a packet. `opens`: whether the packet begins one.
 #[inline(always)]
-fn is_olds<const N: usize>(key: &FlowKey<N>, opens: bool) -> bool
-where
-    Maps: Family<N>,
-{
+fn is_olds<const N: usize>(key: &FlowKey<N>, opens: bool) -> bool {
     let is_handshake = || {
         // SAFETY: a map value for the whole run of the program.
-        let flags = <Maps as Family<N>>::half_open(key).map(|entry| unsafe { (*entry).flags });
+        let flags = maps::find::<map::HalfOpen<N>>(key).map(|entry| unsafe { (*entry).flags });
         // A note about an established connection is no sign that this is in the new tables.
         flags.is_some_and(|flags| flags & half_open_flags::SECOND == 0)
     };
-    !switch::knows(|| <Maps as Family<N>>::flow(key).is_some(), is_handshake)
+    !switch::knows(|| has::<map::UdpFlows<N>, map::Flows<N>, N>(key), is_handshake)
         && switch::knows(
-            || <Maps as Family<N>>::is_in_old_flows(key),
-            || <Maps as Family<N>>::old_half_open_state(key).is_some_and(|state| switch::retains(state, opens)),
+            || has::<map::OldUdpFlows<N>, map::OldFlows<N>, N>(key),
+            || old_half_open_state(key).is_some_and(|state| switch::retains(state, opens)),
         )
+}
+
+/// Whether the table of the protocol has the flow.
+#[inline(always)]
+fn has<U: Map<Key = FlowKey<N>>, F: Map<Key = FlowKey<N>>, const N: usize>(key: &FlowKey<N>) -> bool {
+    if key.protocol == UDP { maps::find::<U>(key).is_some() } else { maps::find::<F>(key).is_some() }
+}
+
+/// State of the entry in the old set's table of handshakes and retained connections.
+#[inline(always)]
+fn old_half_open_state<const N: usize>(key: &FlowKey<N>) -> Option<u8> {
+    let record: *const u8 = maps::find::<map::OldHalfOpen<N>>(key)?.cast();
+    // SAFETY: the agent sets an offset within the record, and the verifier checks it.
+    Some(unsafe { record.add(maps::old_state_at::<N>()).read_volatile() })
 }
 
 #[inline(always)]
@@ -195,11 +204,8 @@ fn is_old_at_xdp(context: *mut xdp_md) -> bool {
 
 /// What XDP does not read goes to tc either way.
 #[inline(always)]
-fn is_old_frame<const N: usize>(context: *mut xdp_md) -> bool
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return false };
+fn is_old_frame<const N: usize>(context: *mut xdp_md) -> bool {
+    let Some(scratch) = maps::scratch::<N>() else { return false };
     let (frame, packet) = (bytes(context), &mut scratch.work.packet);
     let is_read = parse::parse(frame, ETHERNET, packet).is_ok()
         || (is_outer::<N>(frame) && parse::parse(frame, ETHERNET + outer_header::length::<N>(), packet).is_ok());

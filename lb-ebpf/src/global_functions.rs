@@ -7,7 +7,7 @@ use aya_ebpf::bindings::{__sk_buff, bpf_sock_addr};
 use lb_common::decide::{self, Pick};
 
 use crate::kernel::{Kernel, SocketKernel};
-use crate::maps::{Family, LINKS, Maps, socket_scratch};
+use crate::maps::{self, LINKS, socket_scratch};
 use crate::socket_lookup;
 
 macro_rules! direct_connection {
@@ -17,7 +17,7 @@ macro_rules! direct_connection {
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub extern "C" fn $name(packet: *mut __sk_buff, link: u32) -> u32 {
-            let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
+            let Some(scratch) = maps::scratch::<$n>() else { return 0 };
             // SAFETY: copied at once; a link's record is replaced as a whole.
             let Some(link) = (unsafe { LINKS.get(link) }).copied() else { return 0 };
             if link.peer_netns_id < 0 {
@@ -61,7 +61,7 @@ macro_rules! try_slot {
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub extern "C" fn $name(how: u32, now_ds: u32) -> u32 {
-            let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
+            let Some(scratch) = maps::scratch::<$n>() else { return 0 };
             // No look at a slot asks for the context.
             let mut tables = Kernel::at(core::ptr::null_mut(), 0);
             u32::from(decide::try_slot_for(&mut tables, &mut scratch.work, how, now_ds))
@@ -86,7 +86,7 @@ macro_rules! note_tried {
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub extern "C" fn $name(now_ds: u32) -> u32 {
-            let Some(scratch) = <Maps as Family<$n>>::scratch() else { return 0 };
+            let Some(scratch) = maps::scratch::<$n>() else { return 0 };
             // No look at a backend asks for the context.
             let mut tables = Kernel::at(core::ptr::null_mut(), 0);
             decide::note_tried(&mut tables, &mut scratch.work, now_ds);

@@ -9,7 +9,6 @@ use lb_common::outcome::Outcome;
 
 use crate::counters::{self, Counter};
 use crate::kernel::SocketKernel;
-use crate::maps::{Family, Maps};
 use crate::socket::context::{ALLOW, host_netns, refuse, served_as};
 
 /// Whether node ports are kept from processes of the node. Set at load.
@@ -83,10 +82,7 @@ fn guarded(socket: *mut bpf_sock) -> Option<(u8, u16)> {
 ///
 /// A function of its own: for its room on the stack.
 #[inline(never)]
-fn is_taken<const N: usize>(socket: *mut bpf_sock, address: &[u8; N], port: u16, protocol: u8) -> bool
-where
-    Maps: Family<N>,
-{
+fn is_taken<const N: usize>(socket: *mut bpf_sock, address: &[u8; N], port: u16, protocol: u8) -> bool {
     let any = is_unspecified(address).then_some(*address);
     let Some(served) = any.or_else(|| served_as(address, true)) else { return false };
     let mut tables = SocketKernel::at(socket.cast(), 0);

@@ -1,15 +1,16 @@
 //! connect(), sendmsg() and what they show: the decision, and the sockets' own tables.
 
-use aya_ebpf::bindings::{BPF_SK_STORAGE_GET_F_CREATE, bpf_sock_addr};
+use aya_ebpf::bindings::{BPF_ANY, BPF_SK_STORAGE_GET_F_CREATE, bpf_sock_addr};
 use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie};
 use lb_common::abi::{FlowKey, ServiceKey, SocketKey, SocketPeer, UDP, hook, service_flags, socket_direction};
 use lb_common::decide::{self, Asker, Now, Pick, Picked, Tables, Wish, is_unserved, is_unspecified, loopback, stick};
+use lb_common::map;
 use lb_common::outcome::Outcome;
 use lb_common::state;
 
 use crate::counters::{self, Counter};
 use crate::kernel::SocketKernel;
-use crate::maps::{Family, Maps, socket_scratch};
+use crate::maps::{self, socket_scratch};
 use crate::scratch::SocketScratch;
 use crate::socket::address::Peer;
 use crate::socket::context::{is_on_node, served_as};
@@ -20,19 +21,13 @@ const EHOSTUNREACH: i32 = 113;
 
 /// connect(): the socket's peer becomes a backend. `None`: not for a service.
 #[inline(always)]
-pub fn connect<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: Peer<N>) -> Answer<N>
-where
-    Maps: Family<N>,
-{
+pub fn connect<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: Peer<N>) -> Answer<N> {
     noted(context, protocol, &named(to), Outcome::SocketConnected)
 }
 
 /// sendmsg() of an unconnected socket: stays with the backend of the last datagram while that one serves.
 #[inline(always)]
-pub fn send<const N: usize>(context: *mut bpf_sock_addr, to: Peer<N>) -> Answer<N>
-where
-    Maps: Family<N>,
-{
+pub fn send<const N: usize>(context: *mut bpf_sock_addr, to: Peer<N>) -> Answer<N> {
     let to = named(to);
     let mut used = to;
     let outcome = match again(context, &mut used) {
@@ -54,10 +49,7 @@ fn named<const N: usize>(to: Peer<N>) -> Peer<N> {
 
 /// A backend for the socket, and a note of what it leaves behind.
 #[inline(always)]
-fn noted<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N>, outcome: Outcome) -> Answer<N>
-where
-    Maps: Family<N>,
-{
+fn noted<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N>, outcome: Outcome) -> Answer<N> {
     let answer = choose(context, protocol, to, outcome);
     if let Answer::Use(peer) = &answer {
         release::note(context, protocol, to, peer);
@@ -80,12 +72,9 @@ enum Again {
 ///
 /// A function of its own: off the stack of the search.
 #[inline(never)]
-fn again<const N: usize>(context: *mut bpf_sock_addr, peer: &mut Peer<N>) -> Again
-where
-    Maps: Family<N>,
-{
+fn again<const N: usize>(context: *mut bpf_sock_addr, peer: &mut Peer<N>) -> Again {
     let key = socket_key(context, UDP, *peer, socket_direction::FORWARD);
-    let Some(mut used) = <Maps as Family<N>>::socket(&key) else { return Again::First };
+    let Some(mut used) = maps::get::<map::Sockets<N>>(&key) else { return Again::First };
     if !serves(context, &used) {
         return Again::Moves;
     }
@@ -99,18 +88,15 @@ where
 
 /// The last address asked owns the answers: another service, or the backend itself, may have been asked meanwhile.
 #[inline(always)]
-fn own_answers<const N: usize>(key: &SocketKey<N>, shown: &SocketPeer<N>)
-where
-    Maps: Family<N>,
-{
-    let before = <Maps as Family<N>>::socket(key);
+fn own_answers<const N: usize>(key: &SocketKey<N>, shown: &SocketPeer<N>) {
+    let before = maps::get::<map::Sockets<N>>(key);
     if before.is_some_and(|before| before.address == shown.address && before.port == shown.port) {
         return;
     }
     if before.is_some() {
         counters::outcome(Outcome::AmbiguousUdp, Counter::Socket);
     }
-    <Maps as Family<N>>::insert_socket(key, shown);
+    let _ = maps::insert::<map::Sockets<N>>(key, shown, BPF_ANY);
 }
 
 /// What becomes of a socket call.
@@ -127,10 +113,7 @@ pub enum Answer<const N: usize> {
 ///
 /// A function of its own: off the stack of what follows.
 #[inline(never)]
-fn picked<const N: usize>(context: *mut bpf_sock_addr, scratch: &mut SocketScratch<N>, admitting: u8) -> Picked
-where
-    Maps: Family<N>,
-{
+fn picked<const N: usize>(context: *mut bpf_sock_addr, scratch: &mut SocketScratch<N>, admitting: u8) -> Picked {
     let SocketScratch { key, pick } = scratch;
     let mut tables = SocketKernel::at(context.cast(), 0);
     let now = Now::from_ns(<SocketKernel as Tables<N>>::now_ns(&mut tables));
@@ -146,10 +129,7 @@ where
 
 /// A function of its own: with what calls it it would not fit the stack.
 #[inline(never)]
-fn choose<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N>, outcome: Outcome) -> Answer<N>
-where
-    Maps: Family<N>,
-{
+fn choose<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N>, outcome: Outcome) -> Answer<N> {
     let on_node = is_on_node(context);
     let leaves = outcome as u8 == Outcome::SocketConnected as u8 || !is_named_by_kernel::<N>(context);
     let served = served_as(&to.address, on_node);
@@ -191,11 +171,8 @@ where
 
 /// Whether a frontend has this address and port. Most sockets ask for something else: they need no scratch record.
 #[inline(always)]
-fn is_frontend<const N: usize>(address: [u8; N], port: u16, protocol: u8) -> bool
-where
-    Maps: Family<N>,
-{
-    <Maps as Family<N>>::service(&ServiceKey { address, port, protocol, pad: 0 }).is_some()
+fn is_frontend<const N: usize>(address: [u8; N], port: u16, protocol: u8) -> bool {
+    maps::find::<map::Services<N>>(&ServiceKey { address, port, protocol, pad: 0 }).is_some()
 }
 
 /// What becomes of a call that is for no frontend: it fails if a service has the address, and none this port of it (`refuses`).
@@ -208,10 +185,7 @@ fn leave<const N: usize>(
     to: &Peer<N>,
     refuses: bool,
     disowns: bool,
-) -> Answer<N>
-where
-    Maps: Family<N>,
-{
+) -> Answer<N> {
     if refuses && is_unserved(&mut SocketKernel::at(context.cast(), 0), &to.address) {
         let key = FlowKey { src: [0; N], dst: to.address, src_port: 0, dst_port: to.port, protocol, pad: [0; 3] };
         fail(&key, 0, Outcome::RefusedUnserved as u8);
@@ -227,22 +201,19 @@ where
 ///
 /// A function of its own: off the stack of the search.
 #[inline(never)]
-fn bind<const N: usize>(context: *mut bpf_sock_addr, asked: &FlowKey<N>, pick: &Pick<N>, outcome: u8)
-where
-    Maps: Family<N>,
-{
+fn bind<const N: usize>(context: *mut bpf_sock_addr, asked: &FlowKey<N>, pick: &Pick<N>, outcome: u8) {
     let protocol = asked.protocol;
     let to = Peer { address: asked.dst, port: asked.dst_port };
     let peer = Peer { address: pick.backend.address, port: pick.backend.port };
     let (backend, backend_generation, service) = (pick.slot.backend, pick.slot.backend_generation, pick.service.id);
     let mut value = SocketPeer { address: to.address, port: to.port, pad: 0, backend, backend_generation, service };
     let answers = socket_key(context, protocol, peer, socket_direction::REPLY);
-    <Maps as Family<N>>::insert_socket(&answers, &value);
+    let _ = maps::insert::<map::Sockets<N>>(&answers, &value, BPF_ANY);
     // A connected socket may name its peer again: the datagram must go where the answers are taken from.
     if protocol == UDP {
         let asks = socket_key(context, protocol, to, socket_direction::FORWARD);
         (value.address, value.port) = (peer.address, peer.port);
-        <Maps as Family<N>>::insert_socket(&asks, &value);
+        let _ = maps::insert::<map::Sockets<N>>(&asks, &value, BPF_ANY);
     }
     let outcome = Outcome::from_number(outcome).unwrap_or(Outcome::SocketSent);
     counters::outcome(outcome, Counter::Socket);
@@ -265,14 +236,11 @@ fn is_named_by_kernel<const N: usize>(context: *mut bpf_sock_addr) -> bool {
 ///
 /// A function of its own: off the stack of those that call it.
 #[inline(never)]
-fn disown<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N>)
-where
-    Maps: Family<N>,
-{
+fn disown<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, to: &Peer<N>) {
     let key = socket_key(context, protocol, *to, socket_direction::REPLY);
     // Most sockets have no such entry, and looking takes no lock.
-    if <Maps as Family<N>>::socket(&key).is_some() {
-        <Maps as Family<N>>::remove_socket(&key);
+    if maps::get::<map::Sockets<N>>(&key).is_some() {
+        maps::remove::<map::Sockets<N>>(&key);
     }
 }
 
@@ -291,20 +259,14 @@ fn fail<const N: usize>(key: &FlowKey<N>, service: u32, outcome: u8) {
 
 /// The service's address for one that a backend answers from. `None`: the peer is no backend of this socket.
 #[inline(always)]
-pub fn shown<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, from: Peer<N>) -> Option<Peer<N>>
-where
-    Maps: Family<N>,
-{
+pub fn shown<const N: usize>(context: *mut bpf_sock_addr, protocol: u8, from: Peer<N>) -> Option<Peer<N>> {
     let key = socket_key(context, protocol, from, socket_direction::REPLY);
-    <Maps as Family<N>>::socket(&key).map(|peer| Peer { address: peer.address, port: peer.port })
+    maps::get::<map::Sockets<N>>(&key).map(|peer| Peer { address: peer.address, port: peer.port })
 }
 
 /// Whether the backend that a socket uses still may be used for its next datagram.
 #[inline(always)]
-fn serves<const N: usize>(context: *mut bpf_sock_addr, peer: &SocketPeer<N>) -> bool
-where
-    Maps: Family<N>,
-{
+fn serves<const N: usize>(context: *mut bpf_sock_addr, peer: &SocketPeer<N>) -> bool {
     let mut tables = SocketKernel::at(context.cast(), 0);
     let now = Now::from_ns(<SocketKernel as Tables<N>>::now_ns(&mut tables));
     match <SocketKernel as Tables<N>>::backend(&mut tables, peer.backend) {

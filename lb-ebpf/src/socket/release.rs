@@ -4,8 +4,9 @@ use aya_ebpf::bindings::{BPF_SK_STORAGE_GET_F_CREATE, bpf_sock, bpf_sock_addr};
 use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_sk_storage_get};
 use core::ffi::c_void;
 use lb_common::abi::{SOCKET_PAIRS, SocketEntries, SocketKey, SocketPair, V4, socket_direction};
+use lb_common::map;
 
-use crate::maps::{Family, Maps, SOCKET_ENTRIES};
+use crate::maps::{self, SOCKET_ENTRIES};
 use crate::socket::address::Peer;
 
 /// Notes that the socket has entries for this service and this backend. Without memory for it, they stay until their room is
@@ -52,10 +53,7 @@ pub fn release(socket: *mut bpf_sock) {
 }
 
 #[inline(always)]
-fn forget<const N: usize>(cookie: u64, pair: &SocketPair, [service, backend]: [[u8; N]; 2])
-where
-    Maps: Family<N>,
-{
+fn forget<const N: usize>(cookie: u64, pair: &SocketPair, [service, backend]: [[u8; N]; 2]) {
     let key = |address, port, direction| SocketKey {
         cookie_low: cookie as u32,
         cookie_high: (cookie >> 32) as u32,
@@ -64,8 +62,8 @@ where
         protocol: pair.protocol,
         direction,
     };
-    <Maps as Family<N>>::remove_socket(&key(backend, pair.backend_port, socket_direction::REPLY));
-    <Maps as Family<N>>::remove_socket(&key(service, pair.service_port, socket_direction::FORWARD));
+    maps::remove::<map::Sockets<N>>(&key(backend, pair.backend_port, socket_direction::REPLY));
+    maps::remove::<map::Sockets<N>>(&key(service, pair.service_port, socket_direction::FORWARD));
 }
 
 #[inline(always)]

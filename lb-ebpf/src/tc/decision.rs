@@ -6,7 +6,7 @@ use lb_common::stages::TcStage;
 
 use crate::fast_path::FAST_PATH_ON;
 use crate::kernel::Kernel;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::scratch::Scratch;
 use crate::tail_call;
 use crate::tc::forward::{DROP, NEXT};
@@ -16,11 +16,11 @@ use crate::tc::forward::{DROP, NEXT};
 /// Inlined with its body. A tail call from another function than the program itself would return to it, and the compiler takes the verdict of a
 /// failed call for the only one.
 #[inline(always)]
-pub fn run<const N: usize>(skb: *mut __sk_buff, body: impl FnOnce(&mut Kernel, &mut Work<N>, Hook, Step) -> Step) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+pub fn run<const N: usize>(
+    skb: *mut __sk_buff,
+    body: impl FnOnce(&mut Kernel, &mut Work<N>, Hook, Step) -> Step,
+) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return DROP };
     // SAFETY: reads the context.
     let mut tables = Kernel::at(skb.cast(), unsafe { (*skb).ifindex });
     let step = body(&mut tables, &mut scratch.work, scratch.point.hook(), scratch.step);
@@ -51,10 +51,7 @@ pub fn go_on<const N: usize>(skb: *mut __sk_buff, scratch: &mut Scratch<N>, step
 
 /// [`TcStage::Allocate`].
 #[inline(always)]
-pub fn allocate<const N: usize>(tables: &mut Kernel, work: &mut Work<N>, hook: Hook, mut step: Step) -> Step
-where
-    Maps: Family<N>,
-{
+pub fn allocate<const N: usize>(tables: &mut Kernel, work: &mut Work<N>, hook: Hook, mut step: Step) -> Step {
     if hook.has(Hook::FROM_CLIENT) && FAST_PATH_ON.load() != 0 {
         step = decide::lead(tables, work, hook, step);
     }

@@ -8,13 +8,14 @@ use aya_ebpf::bindings::{
 use aya_ebpf::helpers::generated::bpf_skb_adjust_room;
 use lb_common::abi::{SCTP, TCP, UDP, network_flags};
 use lb_common::decide::{self, Inside, Packet, Tables};
+use lb_common::map;
 use lb_common::outcome::Outcome;
 use lb_common::stages::TcStage;
 use lb_common::words;
 
 use crate::counters::{self, Counter};
 use crate::kernel::Kernel;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::outer_header;
 use crate::parse::Offsets;
 use crate::scratch::{Scratch, Unsent};
@@ -49,15 +50,12 @@ const fn gso(protocol: u8) -> u32 {
 /// [`TcStage::Encapsulate`]: sends the packet of the scratch record whole to the node of the backend that its verdict names. Nothing is
 /// written before the next hop is known. [`Scratch::transport`] is 0 if the sender gets no error.
 #[inline(always)]
-pub fn encapsulate<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+pub fn encapsulate<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return DROP };
     let (point, offsets, work) = (scratch.point, scratch.offsets(), &mut scratch.work);
     // The node's own address, by which the others know it, whatever link the route leads by: that of an overlay has an address that no
     // Node object names.
-    let Some(own) = <Maps as Family<N>>::masquerade(0) else {
+    let Some(own) = maps::view::<map::Masquerade<N>>(&0) else {
         counters::outcome(Outcome::DroppedNoAddress, Counter::Packet);
         return DROP;
     };
@@ -104,11 +102,8 @@ fn unsent<const N: usize>(skb: *mut __sk_buff, scratch: &mut Scratch<N>, why: Un
 
 /// [`TcStage::Decapsulate`]: takes a packet for a backend of this node out of its outer header, whose addresses are in the scratch record.
 #[inline(always)]
-pub fn decapsulate<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+pub fn decapsulate<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return DROP };
     // SAFETY: reads the context.
     let (length, ifindex) = unsafe { ((*skb).len as usize, (*skb).ifindex) };
     let mut tables = Kernel::at(skb.cast(), ifindex);
@@ -136,10 +131,7 @@ where
 
 /// Takes the outer header off, if the packet inside is for a backend of this node and a node has sent it.
 #[inline(always)]
-pub fn take_off<const N: usize>(skb: *mut __sk_buff, tables: &mut Kernel, scratch: &Scratch<N>, inside: Inside) -> i32
-where
-    Maps: Family<N>,
-{
+pub fn take_off<const N: usize>(skb: *mut __sk_buff, tables: &mut Kernel, scratch: &Scratch<N>, inside: Inside) -> i32 {
     if inside as u32 == Inside::Foreign as u32 {
         return leave(inside);
     }

@@ -10,7 +10,7 @@ use lb_common::stages::TcStage;
 use lb_common::words;
 
 use crate::kernel::Kernel;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::parse::{ICMP_HEADER, UDP_HEADER};
 use crate::scratch::{IcmpMessage, Unsent};
 use crate::tail_call;
@@ -24,11 +24,8 @@ use crate::tc::verdict;
 
 /// [`TcStage::DsrIcmp`]: sends an error about a connection that this node does not know whole to the node that has answered, if there is one.
 #[inline(always)]
-pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return NEXT };
+pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return NEXT };
     // SAFETY: reads the context.
     let mut tables = Kernel::at(skb.cast(), unsafe { (*skb).ifindex });
     let (point, work) = (scratch.point, &mut scratch.work);
@@ -43,11 +40,8 @@ where
 
 /// [`TcStage::DecapsulateIcmp`]: whether the message in an outer header is an error about an answer of a service port, and of which kind.
 #[inline(always)]
-pub fn decapsulate<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return NEXT };
+pub fn decapsulate<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return NEXT };
     // SAFETY: reads the context.
     let mut tables = Kernel::at(skb.cast(), unsafe { (*skb).ifindex });
     let (work, message) = (&mut scratch.work, &mut scratch.icmp);
@@ -63,11 +57,8 @@ where
 /// [`TcStage::DsrIcmpOuter`]: tells the sender of what was in an outer header that it was too big: takes off all that stands before the
 /// quoted packet that was inside.
 #[inline(always)]
-pub fn outer<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return NEXT };
+pub fn outer<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return NEXT };
     // SAFETY: reads the context.
     let mut tables = Kernel::at(skb.cast(), unsafe { (*skb).ifindex });
     let (point, work, message) = (scratch.point, &mut scratch.work, &mut scratch.icmp);
@@ -98,10 +89,7 @@ fn is_quoted<const N: usize>(
     tables: &mut Kernel,
     work: &mut Work<N>,
     message: &mut IcmpMessage<N>,
-) -> bool
-where
-    Maps: Family<N>,
-{
+) -> bool {
     let extent = Extent::Quoted(message.end as usize);
     let Ok(headers) = headers::network(skb, message.quoted as usize, extent, &mut work.packet.key) else {
         return false;

@@ -7,7 +7,6 @@ use lb_common::outcome::Outcome;
 
 use crate::counters::{self, Counter};
 use crate::kernel::Kernel;
-use crate::maps::{Family, Maps};
 use crate::nat::Refused;
 use crate::parse::{HOPS, ICMP_HEADER};
 use crate::scratch::AttachPoint;
@@ -20,10 +19,7 @@ const REPLY6: u8 = 129;
 
 /// Whether an echo request is to an address of services.
 #[inline(always)]
-pub fn is_ours<const N: usize>(tables: &mut Kernel, work: &Work<N>, point: AttachPoint) -> bool
-where
-    Maps: Family<N>,
-{
+pub fn is_ours<const N: usize>(tables: &mut Kernel, work: &Work<N>, point: AttachPoint) -> bool {
     point.hook().has(Hook::REQUESTS) && decide::echoes(tables, &work.packet.key.dst)
 }
 

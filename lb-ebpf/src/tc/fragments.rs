@@ -1,13 +1,14 @@
 //! Later fragments follow the first: it alone says the ports.
 
-use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::bindings::{__sk_buff, BPF_ANY};
 use lb_common::abi::{FlowKey, Fragment, FragmentKey, fragment_tag};
 use lb_common::decide::{self, Action, Now, Tables, Work};
 use lb_common::limits::FRAGMENT_TIMEOUT_S;
+use lb_common::map;
 use lb_common::stages::TcStage;
 
 use crate::kernel::Kernel;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::tail_call;
 use crate::tc::forward::{self, DROP, NEXT};
 use crate::tc::headers::Headers;
@@ -20,10 +21,7 @@ fn key_of<const N: usize>(key: &FlowKey<N>, id: u32) -> FragmentKey<N> {
 
 /// Notes the ports of a first fragment, if it is a flow's or a service's. A full table forgets what was not used for longest.
 #[inline(always)]
-pub fn remember<const N: usize>(tables: &mut Kernel, work: &mut Work<N>, headers: &Headers)
-where
-    Maps: Family<N>,
-{
+pub fn remember<const N: usize>(tables: &mut Kernel, work: &mut Work<N>, headers: &Headers) {
     // The later ones name the first of those headers, not the transport.
     if headers.more_headers {
         return;
@@ -38,17 +36,14 @@ where
     let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(tables));
     let fragment =
         Fragment { tag: fragment_tag(&fragment_key), src_port: key.src_port, dst_port: key.dst_port, seen_s: now.s };
-    <Maps as Family<N>>::insert_fragment(&fragment_key, &fragment);
+    let _ = maps::insert::<map::Fragments<N>>(&fragment_key, &fragment, BPF_ANY);
 }
 
 /// Puts the ports of the first fragment into the key; `false`: it is not known.
 #[inline(always)]
-pub fn recall<const N: usize>(tables: &mut Kernel, key: &mut FlowKey<N>, id: u32) -> bool
-where
-    Maps: Family<N>,
-{
+pub fn recall<const N: usize>(tables: &mut Kernel, key: &mut FlowKey<N>, id: u32) -> bool {
     let fragment_key = key_of(key, id);
-    let Some(fragment) = <Maps as Family<N>>::fragment(&fragment_key) else { return false };
+    let Some(fragment) = maps::get::<map::Fragments<N>>(&fragment_key) else { return false };
     let now = Now::from_ns(<Kernel as Tables<N>>::now_ns(tables));
     if fragment.tag != fragment_tag(&fragment_key) || now.s.wrapping_sub(fragment.seen_s) > FRAGMENT_TIMEOUT_S {
         return false;
@@ -61,11 +56,8 @@ where
 /// [`TcStage::Fragment`]: a later fragment goes where its first one went. Addresses alone are written: no port and no checksum of the
 /// transport is in it.
 #[inline(always)]
-pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return DROP };
     // SAFETY: reads the context.
     let mut tables = Kernel::at(skb.cast(), unsafe { (*skb).ifindex });
     let (point, work) = (scratch.point, &mut scratch.work);

@@ -8,7 +8,7 @@ use lb_common::outcome::Outcome;
 use lb_common::stages::TcStage;
 
 use crate::kernel::Kernel;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::nat::{Refused, ends};
 use crate::outer_header;
 use crate::parse::{ICMP_HEADER, UDP_HEADER};
@@ -65,11 +65,8 @@ fn mtu_of<const N: usize>(header: &[u8; ICMP_HEADER]) -> u32 {
 
 /// [`TcStage::Icmp`]: answers an echo request, or reads what an error quotes.
 #[inline(always)]
-pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return NEXT };
+pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return NEXT };
     // SAFETY: reads the context.
     let mut tables = Kernel::at(skb.cast(), unsafe { (*skb).ifindex });
     let (work, message) = (&mut scratch.work, &mut scratch.icmp);
@@ -96,10 +93,7 @@ fn error<const N: usize>(
     scratch: &mut Scratch<N>,
     header: &[u8; ICMP_HEADER],
     is_refusal: bool,
-) -> TcStage
-where
-    Maps: Family<N>,
-{
+) -> TcStage {
     let (work, message) = (&mut scratch.work, &mut scratch.icmp);
     message.src = work.packet.key.src;
     message.dst = work.packet.key.dst;
@@ -124,11 +118,8 @@ where
 
 /// [`TcStage::IcmpVerdict`]: decides over an error about a connection, unless that was done for the refusal that it stands for.
 #[inline(always)]
-pub fn verdict<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return NEXT };
+pub fn verdict<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return NEXT };
     // SAFETY: reads the context.
     let mut tables = Kernel::at(skb.cast(), unsafe { (*skb).ifindex });
     let (point, work, message) = (scratch.point, &mut scratch.work, &scratch.icmp);
@@ -189,11 +180,8 @@ pub fn quoted_packet<const N: usize>(
 
 /// [`TcStage::IcmpNat`]: does as the verdict says: the error goes the way of the connection.
 #[inline(always)]
-pub fn translate<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+pub fn translate<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return DROP };
     let (point, work) = (scratch.point, &mut scratch.work);
     let turns_back = work.verdict.turns_back(&work.packet.key);
     let error = Error { skb, network: point.network(), message: &scratch.icmp };

@@ -12,7 +12,7 @@ use lb_common::outcome::Outcome;
 
 use crate::counters::{self, Counter};
 use crate::fib::LONGEST;
-use crate::maps::{Family, MOST_QUOTED, Maps, QUOTE};
+use crate::maps::{self, MOST_QUOTED, QUOTE};
 use crate::nat::{Refused, ends};
 use crate::outer_header;
 use crate::parse::{ICMP_HEADER, IPV4_HEADER, IPV6_HEADER, Offsets, UDP_HEADER};
@@ -38,11 +38,8 @@ const UDP_CHECKSUM: u32 = 6;
 ///
 /// A sender of IPv4 gets the error also where it allows fragments: no program can make them, and a sender that gets the error makes them itself.
 #[inline(always)]
-pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return DROP };
     let (kind, mtu) = match scratch.unsent {
         Unsent::PortUnreachable => (PORT_UNREACHABLE, 0),
         Unsent::Expired => {
@@ -70,10 +67,7 @@ where
 
 /// What the next hop of a packet takes that is too big for it, which is counted; `None`: it takes the packet.
 #[inline(always)]
-fn next_mtu<const N: usize>(skb: *mut __sk_buff, scratch: &mut Scratch<N>) -> Option<u16>
-where
-    Maps: Family<N>,
-{
+fn next_mtu<const N: usize>(skb: *mut __sk_buff, scratch: &mut Scratch<N>) -> Option<u16> {
     let (offsets, point) = (scratch.offsets(), scratch.point);
     let work = &mut scratch.work;
     let (src, dst) = ends(&work.verdict);

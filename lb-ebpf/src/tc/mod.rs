@@ -35,7 +35,7 @@ use lb_common::words;
 
 use crate::counters::{self, Counter};
 use crate::kernel::Kernel;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::parse::{Bytes, IPV4, IPV6, Offsets, Other, TCP_HEADER, parse};
 use crate::scratch::AttachPoint;
 use crate::tail_call;
@@ -102,11 +102,8 @@ fn handle<P: Point>(skb: *mut __sk_buff) -> i32 {
 
 /// Handles a packet of one address family.
 #[inline(always)]
-fn family<const N: usize, P: Point>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return NEXT };
+fn family<const N: usize, P: Point>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return NEXT };
     words::clear_address(&mut scratch.work.chosen);
     let Ok(offsets) = read(skb, P::POINT.network(), &mut scratch.work.packet) else {
         scratch.enter(P::POINT, 0);

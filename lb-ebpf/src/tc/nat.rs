@@ -11,7 +11,7 @@ use lb_common::abi::{SCTP, UDP};
 use lb_common::decide::Work;
 use lb_common::words;
 
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::nat::{End, Refused, change, ends, ports};
 use crate::parse::{Bytes, IPV4_HEADER, IPV6_HEADER, Offsets};
 use crate::tc::forward::{self, DROP, NEXT};
@@ -123,11 +123,8 @@ const fn fold(sum: u32) -> u32 {
 
 /// [`lb_common::stages::TcStage::SlowNat`]: one end of a packet of SCTP, or with headers that [`one_end`] does not know.
 #[inline(always)]
-pub fn run_slow<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+pub fn run_slow<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return DROP };
     let (work, offsets) = (&scratch.work, scratch.offsets());
     let end = End::of(work);
     let written = if work.packet.key.protocol == SCTP {

@@ -13,7 +13,7 @@ use crate::counters::{self, Counter};
 use crate::fast_path as pods;
 use crate::features;
 use crate::fib::{self, LONGEST};
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::nat::End;
 use crate::parse::{Bytes, ETHERNET, IPV4_HEADER, IPV6_HEADER, Offsets};
 use crate::tc::forward::{self, DROP, NEXT};
@@ -25,11 +25,8 @@ const INTERNET: u8 = 2;
 /// [`lb_common::stages::TcStage::NodeFastPath`]: writes the request as its verdict says, and sends it out by the connection's external link,
 /// or up the stack. Since Linux 5.10 (`bpf_redirect_neigh` with a next hop).
 #[inline(always)]
-pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return DROP };
     let work = &scratch.work;
     let next_hop = next_hop(skb, work);
     let hops = u8::from(next_hop.is_some());

@@ -10,7 +10,7 @@ use lb_common::stages::TcStage;
 use lb_common::state::{opens, tcp_flag};
 
 use crate::counters;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::nat::Refused;
 use crate::parse::{IPV4_HEADER, IPV6_HEADER, Offsets, TCP_HEADER};
 use crate::scratch::Unsent;
@@ -22,11 +22,8 @@ use crate::tc::skb::{load, resize, store};
 
 /// [`TcStage::Refuse`]: turns the packet of the scratch record into the answer that refuses it, and sends it back.
 #[inline(always)]
-pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return DROP };
     let (work, offsets) = (&scratch.work, scratch.offsets());
     let belongs_nowhere = match work.verdict.outcome {
         Outcome::RefusedNoFlow | Outcome::Evicted | Outcome::RefusedLate => true,

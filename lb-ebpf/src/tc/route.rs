@@ -8,7 +8,7 @@ use aya_ebpf::bindings::__sk_buff;
 use lb_common::decide::Work;
 use lb_common::stages::TcStage;
 
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::nat::ends;
 use crate::scratch::{AttachPoint, Unsent};
 use crate::tail_call;
@@ -17,11 +17,8 @@ use crate::tc::nat;
 
 /// [`TcStage::Route`]: does as a verdict with `route` says.
 #[inline(always)]
-pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return DROP };
     let (point, offsets) = (scratch.point, scratch.offsets());
     let length = forward::wire_length(skb, &scratch.work.packet, offsets);
     match onward(skb, &scratch.work, length, point) {

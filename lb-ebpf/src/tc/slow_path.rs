@@ -8,7 +8,7 @@ use lb_common::stages::TcStage;
 
 use crate::counters::{self, Counter};
 use crate::kernel::Kernel;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::outer_header;
 use crate::scratch::Scratch;
 use crate::tail_call;
@@ -20,11 +20,8 @@ use crate::tc::transport;
 
 /// [`TcStage::Parse`]: reads the packet into the scratch record, and says which program goes on.
 #[inline(always)]
-pub fn parse<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return NEXT };
+pub fn parse<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return NEXT };
     // SAFETY: reads the context.
     let (length, ifindex) = unsafe { ((*skb).len, (*skb).ifindex) };
     let network = scratch.point.network();
@@ -53,10 +50,7 @@ where
 }
 
 #[inline(always)]
-fn stage_of<const N: usize>(tables: &mut Kernel, scratch: &mut Scratch<N>, headers: &Headers) -> TcStage
-where
-    Maps: Family<N>,
-{
+fn stage_of<const N: usize>(tables: &mut Kernel, scratch: &mut Scratch<N>, headers: &Headers) -> TcStage {
     scratch.transport = headers.transport as u32;
     let is_icmp = is_icmp::<N>(headers.protocol);
     match headers.protocol {
@@ -92,21 +86,15 @@ where
 
 /// Decides over a packet of no connection: it passes, unless it would go round.
 #[inline(always)]
-pub fn unrelated<const N: usize>(tables: &mut Kernel, scratch: &mut Scratch<N>) -> TcStage
-where
-    Maps: Family<N>,
-{
+pub fn unrelated<const N: usize>(tables: &mut Kernel, scratch: &mut Scratch<N>) -> TcStage {
     decide::foreign(tables, &mut scratch.work, scratch.point.hook());
     TcStage::Verdict
 }
 
 /// [`TcStage::Lookup`]: what the entry programs do with what they have read.
 #[inline(always)]
-pub fn lookup<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+pub fn lookup<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return DROP };
     // SAFETY: reads the context.
     let mut tables = Kernel::at(skb.cast(), unsafe { (*skb).ifindex });
     let step = begin::<N, Kernel>(&mut tables, &mut scratch.work, scratch.point.hook());

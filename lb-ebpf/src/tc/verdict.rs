@@ -9,7 +9,7 @@ use lb_common::stages::TcStage;
 use crate::counters;
 use crate::fast_path::{self, FAST_PATH_ON};
 use crate::kernel::Kernel;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::nat::End;
 use crate::parse::Offsets;
 use crate::scratch::{AttachPoint, Scratch};
@@ -19,11 +19,8 @@ use crate::tc::nat;
 
 /// [`TcStage::Verdict`].
 #[inline(always)]
-pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return DROP };
+pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32 {
+    let Some(scratch) = maps::scratch::<N>() else { return DROP };
     if scratch.work.packet.is_error {
         return tail_call::tc::<N>(skb, TcStage::IcmpVerdict, DROP);
     }
@@ -35,10 +32,7 @@ where
 
 /// Counts a verdict, and writes it to the programs' log.
 #[inline(always)]
-pub fn count<const N: usize>(skb: *mut __sk_buff, work: &Work<N>, point: AttachPoint)
-where
-    Maps: Family<N>,
-{
+pub fn count<const N: usize>(skb: *mut __sk_buff, work: &Work<N>, point: AttachPoint) {
     let verdict = &work.verdict;
     // SAFETY: reads the context.
     counters::packet(work, point.id, unsafe { (*skb).ifindex }, work.packet.length);
@@ -57,10 +51,7 @@ pub fn act<const N: usize>(
     point: AttachPoint,
     offsets: Offsets,
     tables: &mut Kernel,
-) -> i32
-where
-    Maps: Family<N>,
-{
+) -> i32 {
     let (work, hook) = (&scratch.work, point.hook());
     let link = work.verdict.link_from(tables.ifindex);
     let (action, protocol) = (work.verdict.action, work.packet.key.protocol);

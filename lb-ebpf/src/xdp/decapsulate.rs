@@ -6,7 +6,7 @@ use lb_common::abi::network_flags;
 use lb_common::decide::{self, Tables};
 
 use crate::kernel::Kernel;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::outer_header;
 use crate::parse::{ETHERNET, parse};
 use crate::xdp::decision;
@@ -15,11 +15,8 @@ use crate::xdp::verdict::TRANSPORT_MASK;
 
 /// [`lb_common::stages::XdpStage::Decapsulate`]: decides over a packet for a backend of this node within its outer header.
 #[inline(always)]
-pub fn decapsulate<const N: usize>(context: *mut xdp_md) -> u32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return XDP_PASS };
+pub fn decapsulate<const N: usize>(context: *mut xdp_md) -> u32 {
+    let Some(scratch) = maps::scratch::<N>() else { return XDP_PASS };
     let frame = bytes(context);
     let addresses_at = ETHERNET + if N == 4 { 12 } else { 8 };
     let work = &mut scratch.work;

@@ -8,17 +8,14 @@ use lb_common::decide::{Hook, Step, Work, begin};
 use lb_common::stages::XdpStage;
 
 use crate::kernel::Kernel;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::scratch::Scratch;
 use crate::tail_call;
 use crate::xdp::verdict;
 
 /// Looks the connection of the packet in the scratch record up, and goes on.
 #[inline(always)]
-pub fn look_up<const N: usize>(context: *mut xdp_md, scratch: &mut Scratch<N>, transport: usize) -> u32
-where
-    Maps: Family<N>,
-{
+pub fn look_up<const N: usize>(context: *mut xdp_md, scratch: &mut Scratch<N>, transport: usize) -> u32 {
     // SAFETY: reads the context.
     let mut tables = Kernel::at(context.cast(), unsafe { (*context).ingress_ifindex });
     scratch.transport = transport as u32;
@@ -38,11 +35,8 @@ where
 pub fn run<const N: usize>(
     context: *mut xdp_md,
     body: impl FnOnce(&mut Kernel, &mut Work<N>, Hook, Step) -> Step,
-) -> u32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return XDP_PASS };
+) -> u32 {
+    let Some(scratch) = maps::scratch::<N>() else { return XDP_PASS };
     // SAFETY: reads the context.
     let mut tables = Kernel::at(context.cast(), unsafe { (*context).ingress_ifindex });
     let step = body(&mut tables, &mut scratch.work, Hook::XDP, scratch.step);

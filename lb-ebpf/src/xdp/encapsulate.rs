@@ -5,9 +5,10 @@ use aya_ebpf::bindings::xdp_action::XDP_PASS;
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::helpers::generated::bpf_xdp_adjust_head;
 use lb_common::abi::hook;
+use lb_common::map;
 
 use crate::counters;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::nat::Refused;
 use crate::outer_header;
 use crate::parse::{Bytes, ETHERNET, ETHERTYPE, hop_limit_at};
@@ -18,11 +19,8 @@ use crate::xdp::verdict::{leave_known_to_tc, leave_to_tc, lost};
 /// [`lb_common::stages::XdpStage::Encapsulate`]: sends the packet of the scratch record whole to the node of the backend that its verdict
 /// names. Nothing is written before the next hop is known.
 #[inline(always)]
-pub fn encapsulate<const N: usize>(context: *mut xdp_md) -> u32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return XDP_PASS };
+pub fn encapsulate<const N: usize>(context: *mut xdp_md) -> u32 {
+    let Some(scratch) = maps::scratch::<N>() else { return XDP_PASS };
     let work = &scratch.work;
     // SAFETY: reads the context.
     let ifindex = unsafe { (*context).ingress_ifindex };
@@ -30,7 +28,7 @@ where
     let length = work.packet.length + outer_header::length::<N>() as u32;
     let hop = next_hop(context, &[0; N], &work.verdict.address, outer_header::protocol::<N>(), length);
     let Some(hop) = hop.filter(|_| limit > 1) else { return leave_known_to_tc(work, ifindex) };
-    let Some(own) = <Maps as Family<N>>::masquerade(0) else { return leave_to_tc() };
+    let Some(own) = maps::view::<map::Masquerade<N>>(&0) else { return leave_to_tc() };
     counters::packet(work, hook::XDP, ifindex, work.packet.length);
     let done = one_hop_less::<N>(bytes(context), ETHERNET, limit).and_then(|()| {
         // SAFETY: a helper on the program's own packet.

@@ -18,7 +18,7 @@ use aya_ebpf::programs::XdpContext;
 use lb_common::stages::XdpStage;
 use lb_common::words;
 
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::parse::{ETHERNET, ETHERTYPE, IPV4, IPV6, Offsets, parse};
 use crate::tail_call;
 use frame::{bytes, is_outer};
@@ -35,12 +35,9 @@ pub fn xdp_node(context: XdpContext) -> u32 {
 }
 
 #[inline(always)]
-fn family<const N: usize>(context: *mut xdp_md) -> u32
-where
-    Maps: Family<N>,
-{
+fn family<const N: usize>(context: *mut xdp_md) -> u32 {
     // What cannot be read here, tc can: it may pull the rest in. It counts, too.
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return XDP_PASS };
+    let Some(scratch) = maps::scratch::<N>() else { return XDP_PASS };
     words::clear_address(&mut scratch.work.chosen);
     scratch.is_encapsulated = false;
     if let Ok(Offsets { transport, .. }) = parse(bytes(context), ETHERNET, &mut scratch.work.packet) {

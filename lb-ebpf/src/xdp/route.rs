@@ -5,7 +5,7 @@ use aya_ebpf::bindings::xdp_md;
 use lb_common::abi::hook;
 
 use crate::counters;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::nat::{End, Refused, ends};
 use crate::parse::{Bytes, ETHERNET, Offsets, hop_limit_at};
 use crate::xdp::forward::{NextHop, next_hop, one_hop_less, transmit};
@@ -16,11 +16,8 @@ use crate::xdp::verdict::{leave_known_to_tc, leave_to_tc, lost, transport};
 /// [`lb_common::stages::XdpStage::Route`]: sends the packet of the scratch record out from here, if its next hop is known. Nothing is
 /// written before that.
 #[inline(always)]
-pub fn run<const N: usize>(context: *mut xdp_md) -> u32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return XDP_PASS };
+pub fn run<const N: usize>(context: *mut xdp_md) -> u32 {
+    let Some(scratch) = maps::scratch::<N>() else { return XDP_PASS };
     let offsets = Offsets { network: ETHERNET, transport: transport(scratch) };
     let work = &scratch.work;
     // SAFETY: reads the context.

@@ -9,7 +9,7 @@ use lb_common::stages::XdpStage;
 
 use crate::counters::{self, Counter};
 use crate::cpu_bucket;
-use crate::maps::{Family, Maps};
+use crate::maps;
 use crate::nat::End;
 use crate::parse::{ETHERNET, IPV4_HEADER, IPV6_HEADER, Offsets};
 use crate::scratch::Scratch;
@@ -19,11 +19,8 @@ use crate::xdp::nat;
 
 /// [`XdpStage::Verdict`].
 #[inline(always)]
-pub fn run<const N: usize>(context: *mut xdp_md) -> u32
-where
-    Maps: Family<N>,
-{
-    let Some(scratch) = <Maps as Family<N>>::scratch() else { return XDP_PASS };
+pub fn run<const N: usize>(context: *mut xdp_md) -> u32 {
+    let Some(scratch) = maps::scratch::<N>() else { return XDP_PASS };
     act(context, scratch)
 }
 
@@ -39,10 +36,7 @@ pub fn transport<const N: usize>(scratch: &Scratch<N>) -> usize {
 
 /// Does as the verdict of the scratch record says.
 #[inline(always)]
-pub fn act<const N: usize>(context: *mut xdp_md, scratch: &mut Scratch<N>) -> u32
-where
-    Maps: Family<N>,
-{
+pub fn act<const N: usize>(context: *mut xdp_md, scratch: &mut Scratch<N>) -> u32 {
     let work = &scratch.work;
     // SAFETY: reads the context.
     let ifindex = unsafe { (*context).ingress_ifindex };
