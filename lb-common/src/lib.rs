@@ -12,6 +12,7 @@ pub mod client_shares;
 pub mod connect_times;
 pub mod crc32c;
 pub mod decide;
+pub mod family;
 pub mod limits;
 pub mod map;
 pub mod maps;

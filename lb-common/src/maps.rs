@@ -4,6 +4,7 @@
 
 use core::any::TypeId;
 
+pub use crate::family::Family;
 use crate::map::kinds;
 use crate::service_cidrs::Cover;
 use crate::{abi, limits, vip_filter};
@@ -202,15 +203,7 @@ impl Nature {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    V4,
-    V6,
-}
-
 impl Family {
-    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
-
     /// The tables of established connections, of answered UDP flows, and of what nobody has answered or what is retained: in the order of the
     /// declaration.
     #[must_use]

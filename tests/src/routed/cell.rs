@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use lb_common::family::Family;
+
 use crate::agent::Protocol;
 use crate::topology::Addresses;
 
@@ -28,20 +30,6 @@ impl AddressKind {
             Self::NodePort => return Vec::new(),
         };
         vec![v4, v6]
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
-
-    pub fn of(self, addresses: Addresses) -> IpAddr {
-        addresses.both()[self as usize]
     }
 }
 
@@ -249,7 +237,7 @@ impl Cell {
     pub fn frontend(self, node: Addresses) -> SocketAddr {
         let number = service_number(self.backend, self.policy);
         if self.kind == AddressKind::NodePort {
-            return SocketAddr::new(self.family.of(node), node_port(number, self.protocol));
+            return SocketAddr::new(node.of(self.family), node_port(number, self.protocol));
         }
         let port = match self.protocol {
             Protocol::Tcp => 80,
@@ -272,7 +260,7 @@ impl Cell {
         }
     }
 
-    /// The same in this mode.
+    /// [`Self::due`] in this mode.
     pub fn due_in(self, mode: Mode) -> Due {
         let due = self.due();
         if due != Due::Masqueraded || self.kind == AddressKind::ClusterIp || !mode.is_direct(self.protocol) {

@@ -1,4 +1,4 @@
-//! The same table with the real kube-proxy on each node: which cells differ from Ballast's.
+//! The table of [`super::table`] with the real kube-proxy on each node: which cells differ from Ballast's.
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -87,7 +87,7 @@ impl KubeProxies {
         Self::start_with(Rules::Nftables, topology, nodes, manifest)
     }
 
-    /// The same with these rules.
+    /// [`Self::start`] with these rules.
     pub fn start_with(rules: Rules, topology: &Topology, nodes: &[&Node], manifest: &Manifest) -> Result<Self> {
         let host = topology.outside("api", nodes[0])?;
         let cluster = Hosted::start(&host)?;

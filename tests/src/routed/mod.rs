@@ -23,10 +23,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result};
 
-pub use cell::{AddressKind, Backend, Cell, Client, Due, Family, Mode, Policy};
+pub use cell::{AddressKind, Backend, Cell, Client, Due, Mode, Policy};
 pub use contrast::{Contrast, Found, KubeProxies, Rules};
 pub use differences::{DIFFERENCES, Difference, Finds};
 pub use entries::{eventually_empty, left};
+pub use lb_common::family::Family;
 pub use table::{Row, run};
 pub use unserved::{Unserved, wrong_at_unserved};
 pub use xdp_pass::XdpPass;
@@ -106,7 +107,7 @@ impl Network {
         self.start_first(self.nodes.len(), manifest, flags)
     }
 
-    /// The same on the first nodes alone.
+    /// [`Self::start`] on the first `count` nodes alone.
     pub fn start_first(&mut self, count: usize, manifest: &Manifest, flags: &[&str]) -> Result<()> {
         let cidr = format!("--cluster-cidr={POD_NETS}");
         let mode = format!("--mode={}", self.mode.name());
@@ -249,8 +250,8 @@ fn tunnel(one: &Node, three: &Node, outer: Family) -> Result<()> {
              link set vx0 up\n\
              route add {} via {}\n\
              route add {} via {}",
-            outer.of(node.addresses()),
-            outer.of(peer.addresses()),
+            node.addresses().of(outer),
+            peer.addresses().of(outer),
             inside.v4,
             inside.v6,
             peer.pod_net4(),

@@ -14,7 +14,7 @@ const SILENCE: Duration = Duration::from_millis(150);
 
 /// How long a connection is tried for that must come about.
 const CONNECT: Duration = Duration::from_secs(15);
-/// The same for an association: in an emulated machine, and the first repetition comes after 3 s.
+/// How long an association is tried for that must come about. In an emulated machine the first repetition comes after 3 s.
 const ASSOCIATE: Duration = Duration::from_mins(1);
 /// How often a datagram is sent before its answer counts as lost. Nobody but the client repeats it, and a busy machine is late.
 const DATAGRAMS: usize = 5;
@@ -93,7 +93,7 @@ fn stream(network: &Network, cell: Cell, limit: Duration) -> Said {
 
 fn association(network: &Network, cell: Cell, silence: Option<Duration>) -> Said {
     let to = cell.frontend(network.nodes[0].addresses());
-    let own = cell.family.of(network.client_addresses(cell));
+    let own = network.client_addresses(cell).of(cell.family);
     let (netns, limit) = (network.client(cell), silence.unwrap_or(ASSOCIATE));
     let mut association = Association::connect_within(netns, own, to, limit)?;
     let answer = association.ask("hello")?;
@@ -136,7 +136,7 @@ fn judge(network: &Network, cell: Cell, due: Due, answer: &Answer, local: Socket
     if answer.server != cell.backend.name() {
         return Err(format!("answered by {}", answer.server));
     }
-    if !cell.client.is_process() && local.ip() != cell.family.of(network.client_addresses(cell)) {
+    if !cell.client.is_process() && local.ip() != network.client_addresses(cell).of(cell.family) {
         return Err(format!("the client's own address is {local}"));
     }
     let seen = answer.peer.ip();
@@ -144,7 +144,7 @@ fn judge(network: &Network, cell: Cell, due: Due, answer: &Answer, local: Socket
         Due::Own => seen == local.ip(),
         Due::Service => seen == cell.frontend(network.nodes[0].addresses()).ip(),
         _ if cell.backend == super::Backend::Pod => network.is_of_node(0, seen),
-        _ => seen == cell.family.of(network.masqueraded(cell.backend)),
+        _ => seen == network.masqueraded(cell.backend).of(cell.family),
     };
     if right { Ok(()) } else { Err(format!("the server sees {}, the client is {local}", answer.peer)) }
 }

@@ -86,7 +86,7 @@ fn wrong_for(network: &Network, clients: &[Client], expected: fn(Unserved, Clien
 fn ask(network: &Network, cell: Cell, what: Unserved, limit: Duration) -> Result<()> {
     let served = cell.frontend(network.nodes[0].addresses());
     let to = match what {
-        Unserved::Address => SocketAddr::new(cell.family.of(NOBODYS), served.port()),
+        Unserved::Address => SocketAddr::new(NOBODYS.of(cell.family), served.port()),
         Unserved::Port => SocketAddr::new(served.ip(), PORT),
     };
     let netns = network.client(cell);

@@ -25,6 +25,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
+use lb_common::family::Family;
 
 pub use cgroup::remove_patiently as remove_cgroup_patiently;
 pub use families::Families;
@@ -39,7 +40,7 @@ pub const PREFIX: &str = "blt";
 pub const RUN_ROOT: &str = "/run/ballast-tests";
 /// Cluster IPs of the tests are taken from here; no host has an address in it.
 pub const SERVICE_NET4: &str = "10.96.0.0/16";
-/// Same, IPv6.
+/// IPv6 cluster IPs of the tests are taken from here.
 pub const SERVICE_NET6: &str = "fd00:96::/112";
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
@@ -58,9 +59,17 @@ impl Addresses {
         [self.v4.into(), self.v6.into()]
     }
 
+    /// The one of this family.
+    pub fn of(self, family: Family) -> IpAddr {
+        match family {
+            Family::V4 => self.v4.into(),
+            Family::V6 => self.v6.into(),
+        }
+    }
+
     /// The one of the other address's family.
     pub fn like(self, other: IpAddr) -> IpAddr {
-        if other.is_ipv4() { self.v4.into() } else { self.v6.into() }
+        self.of(Family::of(other))
     }
 }
 

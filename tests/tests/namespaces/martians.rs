@@ -35,7 +35,7 @@ fn martians_are_dropped(mode: &str) {
         let loopback: IpAddr = if family == Family::V4 { "127.0.0.5" } else { "::1" }.parse().unwrap();
         let services =
             [AddressKind::ClusterIp, AddressKind::LoadBalancer].map(|kind| frontend(&network, kind, family).ip());
-        let martians = [loopback, family.of(node.addresses()), services[0], services[1]];
+        let martians = [loopback, node.addresses().of(family), services[0], services[1]];
         for kind in AddressKind::ALL {
             let to = frontend(&network, kind, family);
             for from in martians {

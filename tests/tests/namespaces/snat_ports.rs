@@ -78,7 +78,7 @@ fn a_used_up_range_recovers_and_every_address_that_is_named_stands_in() {
         for other in others {
             network.nodes[0].namespace().ip(&format!("address add {other}/{network_bits} dev eth0 {nodad}")).unwrap();
         }
-        named.extend([family.of(own), others[0], others[1]].map(|address| format!("{address}/{all_bits}")));
+        named.extend([own.of(family), others[0], others[1]].map(|address| format!("{address}/{all_bits}")));
     }
     let manifest = Manifest::of(network.services());
     network.start(&manifest, &["--snat-ports=23000-23063", TIMEOUTS]).unwrap();
@@ -88,6 +88,6 @@ fn a_used_up_range_recovers_and_every_address_that_is_named_stands_in() {
     drop(network.agents.remove(0));
     network.agents.insert(0, Agent::start_with(&network.nodes[0], &manifest, &flags).unwrap());
     for (family, others) in Family::ALL.into_iter().zip(others) {
-        use_up(&network, family, &[family.of(own), others[0], others[1]], 23_100, 8);
+        use_up(&network, family, &[own.of(family), others[0], others[1]], 23_100, 8);
     }
 }

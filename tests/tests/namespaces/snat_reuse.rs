@@ -56,7 +56,7 @@ fn delays_no_connect(subject: &str, backend: Backend, kind: AddressKind) {
     let (server, addresses) = network.server(backend).unwrap();
     if backend == Backend::Pod {
         // Direct connections, to compare with.
-        let routes = Family::ALL.map(|family| format!("route add {} via {}\n", family.of(addresses), family.of(own)));
+        let routes = Family::ALL.map(|family| format!("route add {} via {}\n", addresses.of(family), own.of(family)));
         network.topology.wire().ip(&routes.concat()).unwrap();
     }
     let at = backend.node().unwrap();
@@ -71,10 +71,10 @@ fn delays_no_connect(subject: &str, backend: Backend, kind: AddressKind) {
         let (protocol, policy, client) = (Protocol::Tcp, Policy::Cluster, Client::Outside);
         let client = network.client(Cell { kind, protocol, family, policy, client, backend });
         let frontend = match kind {
-            AddressKind::NodePort => SocketAddr::new(family.of(own), NODE_PORT),
-            _ => SocketAddr::new(family.of(service.cluster_ips), 80),
+            AddressKind::NodePort => SocketAddr::new(own.of(family), NODE_PORT),
+            _ => SocketAddr::new(service.cluster_ips.of(family), 80),
         };
-        let target = SocketAddr::new(family.of(addresses), TARGET);
+        let target = SocketAddr::new(addresses.of(family), TARGET);
         let accepting = closing_server(&server, target, 2 * CONNECTIONS);
         let [direct, through] = connects(client, [target, frontend]);
 
