@@ -36,7 +36,7 @@ pub fn ends<const N: usize>(verdict: &Verdict<N>) -> (&[u8; N], &[u8; N]) {
 pub struct Refused;
 
 /// What is written where: old and new of the address and of both ports.
-pub struct Change<const N: usize> {
+pub struct HeaderChange<const N: usize> {
     pub address_at: usize,
     pub old: [u8; N],
     pub new: [u8; N],
@@ -47,11 +47,11 @@ pub struct Change<const N: usize> {
 }
 
 #[inline(always)]
-pub fn change<const N: usize>(offsets: Offsets, work: &Work<N>, end: End) -> Change<N> {
+pub fn change<const N: usize>(offsets: Offsets, work: &Work<N>, end: End) -> HeaderChange<N> {
     let (key, verdict) = (&work.packet.key, &work.verdict);
     let source_at = offsets.network + if N == 4 { 12 } else { 8 };
     let (old_ports, new_ports) = ports(work, end);
-    Change {
+    HeaderChange {
         address_at: if end == End::Source { source_at } else { source_at + N },
         old: if end == End::Source { key.src } else { key.dst },
         new: verdict.address,

@@ -15,9 +15,9 @@ use rustix::time::{ClockId, clock_gettime};
 pub use bulk::Bulk;
 pub use held_connections::{Held, HeldConnections};
 pub use packets::{Packets, Seen};
-pub use scenario::{Churned, Scenario, Settings};
+pub use scenario::{Churned, Scenario, ScenarioSettings};
 pub use soak::{Sample, Soaked, soak};
-pub use tables::{Drains, Tables};
+pub use tables::{Drains, TableReader};
 
 /// `CLOCK_MONOTONIC` in nanoseconds, which the programs' deadlines are of.
 pub fn now_ns() -> u64 {

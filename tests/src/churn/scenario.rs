@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::server::Server;
-use super::{Drains, Held, HeldConnections, Packets, Seen, Tables, now_ns, objects};
+use super::{Drains, Held, HeldConnections, Packets, Seen, TableReader, now_ns, objects};
 use crate::agent::Agent;
 use crate::cluster::stub::StubApi;
 use crate::incident::{BackendPool, Failure, Load};
@@ -29,7 +29,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// What may differ.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ScenarioSettings {
     pub seed: u64,
     /// Backends, and how many of them never go.
     pub backends: u8,
@@ -41,7 +41,7 @@ pub struct Settings {
     pub flags: Vec<String>,
 }
 
-impl Default for Settings {
+impl Default for ScenarioSettings {
     fn default() -> Self {
         Self {
             seed: 1,
@@ -58,7 +58,7 @@ impl Default for Settings {
 pub struct Scenario {
     load: Option<Load>,
     holders: Option<HeldConnections>,
-    pub tables: Tables,
+    pub tables: TableReader,
     pub packets: Arc<Packets>,
     pub agent: Agent,
     pub api: StubApi,
@@ -67,7 +67,7 @@ pub struct Scenario {
     pub client: Pod,
     pub node: Node,
     _topology: Topology,
-    settings: Settings,
+    settings: ScenarioSettings,
     random: Random,
     /// By number: which pod of its address it is; `None`: it is gone.
     pods: Vec<Option<u64>>,
@@ -96,7 +96,7 @@ pub struct Churned {
 
 impl Scenario {
     /// Everything runs and is watched, and nothing changes yet.
-    pub fn new(subject: &str, settings: Settings) -> Result<Self> {
+    pub fn new(subject: &str, settings: ScenarioSettings) -> Result<Self> {
         let topology = Topology::new(subject)?;
         let node = topology.node()?;
         let client = node.pod("client")?;
@@ -114,7 +114,7 @@ impl Scenario {
         api.put(slice_of(&pods));
         agent.restart()?;
         let packets = Arc::new(Packets::watch(pool.netns())?);
-        let tables = Tables::watch(node.bpffs(), &packets)?;
+        let tables = TableReader::watch(node.bpffs(), &packets)?;
         let random = Random::new(settings.seed);
         let mut this = Self {
             load: None,
@@ -175,7 +175,7 @@ impl Scenario {
         let goes = self.random.one_in(2);
         let chosen: Vec<u8> = (0..=self.random.below(3)).filter_map(|_| self.choose(goes)).collect();
         for number in chosen {
-            // The same one may have been chosen twice.
+            // A pod may have been chosen twice.
             match (goes, self.pods[usize::from(number)]) {
                 (true, Some(_)) => self.goes(number)?,
                 (false, None) => self.returns(number)?,
@@ -214,7 +214,7 @@ impl Scenario {
         Ok(Churned { in_use, drains, log_lines: self.agent.log().lines().count(), ..churned })
     }
 
-    /// The same, but for the ids: those rest until nothing in the tables names them.
+    /// Ends as [`Self::end`] does, but without the ids: those rest until nothing in the tables names them.
     pub fn settle(&mut self) -> Result<Churned> {
         self.start()?;
         let start = Instant::now();

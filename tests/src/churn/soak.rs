@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-use super::{Bulk, Churned, Scenario, Settings};
+use super::{Bulk, Churned, Scenario, ScenarioSettings};
 
 /// So many changes are made before the agent is waited for.
 const BATCH: u64 = 500;
@@ -67,7 +67,7 @@ impl Soaked {
 
 /// Makes so many changes; `tell` gets every sample.
 pub fn soak(changes: u64, seed: u64, mut tell: impl FnMut(&Sample)) -> Result<Soaked> {
-    let mut scenario = Scenario::new("soak", Settings { seed, ..Settings::default() })?;
+    let mut scenario = Scenario::new("soak", ScenarioSettings { seed, ..ScenarioSettings::default() })?;
     let mut bulk = Bulk::start(&scenario.api, SERVICES, seed);
     wait(&mut scenario, bulk.listed())?;
     // From here on, what is in use beyond this has leaked.

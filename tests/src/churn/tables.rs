@@ -51,7 +51,7 @@ struct State {
 
 /// Reads the tables until it is dropped.
 #[derive(Debug)]
-pub struct Tables {
+pub struct TableReader {
     state: Arc<Mutex<State>>,
     /// Since when an agent is ready; 0: none is.
     alive_ns: Arc<AtomicU64>,
@@ -59,7 +59,7 @@ pub struct Tables {
     worker: Option<JoinHandle<()>>,
 }
 
-impl Tables {
+impl TableReader {
     /// Of the maps pinned below `bpffs`; tells `packets` of every deadline.
     pub fn watch(bpffs: &Path, packets: &Arc<Packets>) -> Result<Self> {
         let pinned = Pinned::open(&bpffs.join("ballast/tables"))?;
@@ -116,7 +116,7 @@ impl Tables {
     }
 }
 
-impl Drop for Tables {
+impl Drop for TableReader {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(worker) = self.worker.take() {

@@ -8,14 +8,14 @@ use serde_json::Value;
 use super::cluster::Cluster;
 use super::packet::Probe;
 use super::probes::Claim;
-use super::settings::Settings;
+use super::settings::ProxySettings;
 use super::verdict::Answer;
 
 /// The objects that both got.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     pub cluster: Cluster,
-    pub settings: Settings,
+    pub settings: ProxySettings,
 }
 
 /// One packet with two answers.

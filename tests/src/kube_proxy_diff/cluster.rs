@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::settings::Settings;
+use super::settings::ProxySettings;
 
 /// Objects of one namespace. Clusters of a batch share no address, no node port and no namespace.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct Cluster {
 
 impl Cluster {
     /// Services as the API hands them out.
-    pub fn served_services(&self, settings: &Settings) -> Vec<Value> {
+    pub fn served_services(&self, settings: &ProxySettings) -> Vec<Value> {
         self.services.iter().map(|service| settings.as_kube_proxy_sees(service_with_defaults(service))).collect()
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::node;
 use super::ruleset::Ruleset;
 use super::sentinel;
-use super::settings::Settings;
+use super::settings::ProxySettings;
 use crate::cluster::stub::{ResourceKind, StubApi};
 use crate::cluster::{Process, binary};
 use crate::topology::{Namespace, NetNs};
@@ -33,7 +33,7 @@ pub struct KubeProxy {
 
 impl KubeProxy {
     /// Starts it with these settings.
-    pub fn start(settings: &Settings) -> Result<Self> {
+    pub fn start(settings: &ProxySettings) -> Result<Self> {
         let namespace = node::namespace()?;
         let api = StubApi::start(Some(namespace.netns()), std::net::Ipv4Addr::LOCALHOST.into())?;
         let directory = tempfile::tempdir()?;
@@ -123,7 +123,7 @@ fn kubeconfig_of(url: &str) -> Value {
 }
 
 /// It writes no sysctl, syncs as soon as it may, and tries again after a second (`syncPeriod`) if that failed.
-fn configuration(kubeconfig: &str, settings: &Settings) -> Value {
+fn configuration(kubeconfig: &str, settings: &ProxySettings) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",

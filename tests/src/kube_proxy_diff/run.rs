@@ -11,7 +11,7 @@ use super::compare::{Comparison, Difference};
 use super::distort::{DISTORTIONS, Distortion};
 use super::health::Counts;
 use super::node::ZONES;
-use super::settings::Settings;
+use super::settings::ProxySettings;
 use super::{KubeProxy, ballast, generate, sentinel, shrink};
 
 /// Clusters that kube-proxy is shown at once.
@@ -26,7 +26,7 @@ const DIFFERING_MAX: usize = 5;
 pub struct Differing {
     pub seed: u64,
     pub zone: Option<&'static str>,
-    pub settings: Settings,
+    pub settings: ProxySettings,
     pub differences: Vec<Difference>,
     pub health: Vec<Counts>,
     pub yaml: String,
@@ -35,7 +35,7 @@ pub struct Differing {
 impl fmt::Display for Differing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let zone = self.zone.unwrap_or("unknown");
-        let Settings { nodeport_addresses, external_ips, proxy_name, .. } = &self.settings;
+        let ProxySettings { nodeport_addresses, external_ips, proxy_name, .. } = &self.settings;
         writeln!(
             f,
             "seed {}, zone {zone}, node ports on {nodeport_addresses:?}, external IPs {external_ips}, proxy name {proxy_name:?}",
@@ -53,7 +53,7 @@ pub fn run(clusters: usize, first_seed: u64) -> Result<(Comparison, Vec<Differin
     let mut differing = Vec::new();
     let batches = clusters.div_ceil(usize::from(BATCH));
     let mut seed = first_seed;
-    let all = Settings::all();
+    let all = ProxySettings::all();
     for (number, settings) in all.iter().enumerate() {
         let mut reference = KubeProxy::start(settings)?;
         for turn in 0..(batches + all.len() - 1 - number) / all.len() {
@@ -72,7 +72,7 @@ pub fn run(clusters: usize, first_seed: u64) -> Result<(Comparison, Vec<Differin
 /// How many packets differ by each distortion; the first line is without any. Random clusters may lack what a distortion changes: batch after
 /// batch follows until each has shown, at most [`DISTORTED_BATCHES_MAX`].
 pub fn run_distorted(first_seed: u64) -> Result<Vec<(&'static str, usize)>> {
-    let settings = &Settings::all()[0];
+    let settings = &ProxySettings::all()[0];
     let zone = Some(ZONES[0]);
     let mut reference = KubeProxy::start(settings)?;
     let truth = Distortion { name: "nothing", apply: |_| {} };
@@ -99,7 +99,7 @@ pub fn run_distorted(first_seed: u64) -> Result<Vec<(&'static str, usize)>> {
     Ok(found.into_iter().map(|(distortion, differences)| (distortion.name, differences)).collect())
 }
 
-fn batch(settings: &Settings, seed: u64) -> impl Iterator<Item = Inputs> {
+fn batch(settings: &ProxySettings, seed: u64) -> impl Iterator<Item = Inputs> {
     (0..BATCH).map(move |place| Inputs {
         cluster: settings.adapt(generate::cluster(seed + u64::from(place), place)),
         settings: settings.clone(),

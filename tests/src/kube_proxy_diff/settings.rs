@@ -11,9 +11,9 @@ use super::cluster::Cluster;
 use super::node;
 
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-/// Settings of both, for some batches.
+/// Settings of Ballast and kube-proxy, for some batches.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ProxySettings {
     pub nodeport_addresses: NodePortAddresses,
     pub external_ips: bool,
     /// Services with this label are served; `None`: those without the label.
@@ -21,7 +21,7 @@ pub struct Settings {
     pub reserved: BTreeSet<(IpAddr, u16, Protocol)>,
 }
 
-impl Settings {
+impl ProxySettings {
     /// All that are tried.
     pub fn all() -> [Self; 5] {
         let usual = Self {

@@ -18,7 +18,7 @@ use lb_common::service_cidrs::Cover;
 use super::client::Client;
 use super::model::{self, AddressKind, BackendState, Drain, Model, Torn, Whose};
 use super::wire::Protocol;
-use crate::test_run::{Family, LoadedPrograms, Of, Tables};
+use crate::test_run::{FamilyMaps, LoadedPrograms, MapNames, Of};
 
 /// Slots of a service begin at its id times this.
 pub const SLOTS_PER_SERVICE: u32 = 16;
@@ -187,14 +187,14 @@ pub fn write_service(
 }
 
 fn write_frontend<const N: usize>(
-    tables: &mut Tables<N>,
+    tables: &mut FamilyMaps<N>,
     address: SocketAddr,
     protocol: Protocol,
     service: &model::Service,
 ) -> Result<()>
 where
     IpAddr: Bytes<N>,
-    Of<N>: Family,
+    Of<N>: MapNames,
     ServiceKey<N>: Pod,
     Backend<N>: Pod,
     FlowKey<N>: Pod,
@@ -247,10 +247,10 @@ where
 }
 
 /// Writes the networks that the service admits in place of those that it admitted before.
-fn write_ranges<const N: usize>(tables: &mut Tables<N>, service: &model::Service) -> Result<()>
+fn write_ranges<const N: usize>(tables: &mut FamilyMaps<N>, service: &model::Service) -> Result<()>
 where
     IpAddr: Bytes<N>,
-    Of<N>: Family,
+    Of<N>: MapNames,
     ServiceKey<N>: Pod,
     Backend<N>: Pod,
     FlowKey<N>: Pod,

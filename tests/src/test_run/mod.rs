@@ -29,7 +29,7 @@ pub use hook::Hook;
 pub use object::{object, workspace};
 pub use sockets::Whose;
 pub use state_tables::StateTables;
-pub use tables::{Family, Of, Tables};
+pub use tables::{FamilyMaps, MapNames, Of};
 
 /// What a program did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,8 +91,8 @@ const SIZES: [(&str, u32); 36] = [
 /// The loaded programs and their maps.
 pub struct LoadedPrograms {
     ebpf: Ebpf,
-    pub tables4: Tables<4>,
-    pub tables6: Tables<16>,
+    pub tables4: FamilyMaps<4>,
+    pub tables6: FamilyMaps<16>,
     pub state4: StateTables<4>,
     pub state6: StateTables<16>,
     links: HashMap<MapData, u32, Link>,
@@ -133,7 +133,7 @@ impl LoadedPrograms {
         Self::load_pinned(object, most_half_open, room, client_key, None)
     }
 
-    /// The same with every map pinned in this folder of a bpf file system, which it makes.
+    /// [`Self::load_from`] with every map pinned in this folder of a bpf file system, which it makes.
     pub fn load_pinned(
         object: &Path,
         most_half_open: u32,
@@ -163,8 +163,8 @@ impl LoadedPrograms {
             pins::all(&ebpf, pins)?;
         }
         let slots = MapData::from_id(map_id(&ebpf, "slots")?)?;
-        let tables4 = Tables::take(&mut ebpf, MapData::from_id(slots.info()?.id())?)?;
-        let tables6 = Tables::take(&mut ebpf, slots)?;
+        let tables4 = FamilyMaps::take(&mut ebpf, MapData::from_id(slots.info()?.id())?)?;
+        let tables6 = FamilyMaps::take(&mut ebpf, slots)?;
         let (state4, state6) = (StateTables::take(&mut ebpf)?, StateTables::take(&mut ebpf)?);
         let links = take(&mut ebpf, map_name::LINKS)?.try_into()?;
         let turns = take(&mut ebpf, "round_robin")?.try_into()?;

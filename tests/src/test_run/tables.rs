@@ -9,7 +9,7 @@ use lb_common::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot, Source, 
 use super::{keys, take};
 
 /// The records of an address family can be stored in maps.
-pub trait Family {
+pub trait MapNames {
     const SERVICES: &str;
     const BACKENDS: &str;
     const FLOWS: &str;
@@ -20,7 +20,7 @@ pub trait Family {
 /// Names the maps of a family by the length of its addresses.
 pub struct Of<const N: usize>;
 
-impl Family for Of<4> {
+impl MapNames for Of<4> {
     const SERVICES: &str = map_name::SERVICES4;
     const BACKENDS: &str = map_name::BACKENDS4;
     const FLOWS: &str = map_name::FLOWS4;
@@ -28,7 +28,7 @@ impl Family for Of<4> {
     const SOURCES: &str = map_name::SOURCES4;
 }
 
-impl Family for Of<16> {
+impl MapNames for Of<16> {
     const SERVICES: &str = map_name::SERVICES6;
     const BACKENDS: &str = map_name::BACKENDS6;
     const FLOWS: &str = map_name::FLOWS6;
@@ -37,7 +37,7 @@ impl Family for Of<16> {
 }
 
 /// Services, slots, backends, flows and source ranges of one family.
-pub struct Tables<const N: usize>
+pub struct FamilyMaps<const N: usize>
 where
     ServiceKey<N>: Pod,
     Backend<N>: Pod,
@@ -53,9 +53,9 @@ where
     pub sources: LpmTrie<MapData, SourceKey<N>, Source>,
 }
 
-impl<const N: usize> Tables<N>
+impl<const N: usize> FamilyMaps<N>
 where
-    Of<N>: Family,
+    Of<N>: MapNames,
     ServiceKey<N>: Pod,
     Backend<N>: Pod,
     FlowKey<N>: Pod,

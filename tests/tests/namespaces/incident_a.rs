@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use lb_tests::churn::{Churned, Scenario, Settings};
+use lb_tests::churn::{Churned, Scenario, ScenarioSettings};
 
 /// How long backends come and go.
 const DURATION: Duration = Duration::from_secs(20);
@@ -14,7 +14,7 @@ const LINES_PER_CHANGE: u64 = 2;
 
 #[test]
 fn drains_end_by_their_deadline_whatever_happens_to_connections_and_agent() -> Result<()> {
-    let settings = Settings { seed: lb_seed::of_run(), ..Settings::default() };
+    let settings = ScenarioSettings { seed: lb_seed::of_run(), ..ScenarioSettings::default() };
     let period_ds = settings.drain_period.as_secs() * 10;
     let mut scenario = Scenario::new("incident-a", settings)?;
     scenario.churn(DURATION)?;

@@ -24,9 +24,9 @@ pub const MOVING: (&str, usize) = ("moving", 2);
 /// Place of the first new service's cluster IP.
 const FIRST_NEW: usize = 10;
 
-/// What is changed.
+/// What is written to the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum ApiWrite {
     /// The only endpoint of a service is replaced.
     Endpoint,
     /// A service that was not there.
@@ -46,7 +46,7 @@ struct Sample {
 /// Times of many changes of one kind, in milliseconds.
 #[derive(Debug)]
 pub struct Latency {
-    pub change: Change,
+    pub change: ApiWrite,
     /// From sending the write to its confirmation.
     pub write: Samples,
     /// From the confirmation until a bare watch told.
@@ -58,7 +58,7 @@ pub struct Latency {
     pub ballast_since_sent: Samples,
     /// kube-proxy's time since sending by Ballast's, of the same change.
     pub ratio: Option<Samples>,
-    /// The same for two halves of Ballast's changes: how much of a ratio is noise.
+    /// The ratio between two halves of Ballast's changes: how much of a ratio is noise.
     pub noise: f64,
 }
 
@@ -93,7 +93,13 @@ impl<'a> Probe<'a> {
 
     /// Makes a service, or moves the endpoint, `count` times, with `pause` in between. kube-proxy is only waited for if it
     /// runs.
-    pub fn measure(&mut self, change: Change, count: usize, with_kube_proxy: bool, pause: Duration) -> Result<Latency> {
+    pub fn measure(
+        &mut self,
+        change: ApiWrite,
+        count: usize,
+        with_kube_proxy: bool,
+        pause: Duration,
+    ) -> Result<Latency> {
         let mut samples = Vec::new();
         for number in 0..count {
             ensure!(!self.stop.load(Ordering::Relaxed), "interrupted");
@@ -110,17 +116,17 @@ impl<'a> Probe<'a> {
             .try_for_each(|number| self.fixture.cluster.delete_service(&new_name(number)))
     }
 
-    fn one(&mut self, change: Change, with_kube_proxy: bool) -> Result<Sample> {
+    fn one(&mut self, change: ApiWrite, with_kube_proxy: bool) -> Result<Sample> {
         let (name, cluster_ip, kind) = match change {
-            Change::Endpoint => (MOVING.0.to_owned(), probed_cluster_ip(MOVING.1), "slice"),
-            Change::Service => (new_name(self.next_new), probed_cluster_ip(FIRST_NEW + self.next_new), "service"),
+            ApiWrite::Endpoint => (MOVING.0.to_owned(), probed_cluster_ip(MOVING.1), "slice"),
+            ApiWrite::Service => (new_name(self.next_new), probed_cluster_ip(FIRST_NEW + self.next_new), "service"),
         };
         let mut sides: Vec<&Side> = vec![&self.fixture.ballast];
         sides.extend(with_kube_proxy.then_some(&self.fixture.kube_proxy));
         let to = SocketAddrV4::new(cluster_ip, PORT);
         let knockers: Vec<Knocker> = sides.iter().map(|side| Knocker::start(side.client.netns(), to)).collect();
         sleep(BEFORE);
-        let target = if change == Change::Endpoint { 1 - self.at } else { 0 };
+        let target = if change == ApiWrite::Endpoint { 1 - self.at } else { 0 };
         self.servers[target].forget();
         let written = self.write(change, &name, cluster_ip, target)?;
         let mut arrivals = Vec::new();
@@ -139,14 +145,14 @@ impl<'a> Probe<'a> {
         })
     }
 
-    fn write(&mut self, change: Change, name: &str, cluster_ip: Ipv4Addr, target: usize) -> Result<Written> {
+    fn write(&mut self, change: ApiWrite, name: &str, cluster_ip: Ipv4Addr, target: usize) -> Result<Written> {
         let endpoint = self.fixture.servers.addresses()[target];
         match change {
-            Change::Endpoint => {
+            ApiWrite::Endpoint => {
                 self.at = target;
                 self.fixture.cluster.move_endpoint(name, endpoint)
             }
-            Change::Service => {
+            ApiWrite::Service => {
                 self.next_new += 1;
                 self.fixture.cluster.create_service(name, cluster_ip, endpoint)
             }
@@ -169,7 +175,7 @@ fn milliseconds(from: Instant, to: Instant) -> f64 {
     positive(from, to) - positive(to, from)
 }
 
-fn summary(change: Change, samples: &[Sample]) -> Latency {
+fn summary(change: ApiWrite, samples: &[Sample]) -> Latency {
     let all = |of: &dyn Fn(&Sample) -> f64| -> Samples { samples.iter().map(of).collect() };
     let since_sent = |sample: &Sample| sample.write + sample.ballast;
     let both: Vec<(f64, f64)> =
@@ -196,13 +202,13 @@ mod tests {
     fn the_ratio_is_of_the_same_change_since_it_was_sent() {
         let sample = |write, ballast, kube_proxy| Sample { write, watch: 0.0, ballast, kube_proxy };
         let samples = [sample(5.0, -1.0, Some(395.0)), sample(5.0, 5.0, Some(1995.0)), sample(8.0, 2.0, Some(2.0))];
-        let latency = summary(Change::Endpoint, &samples);
+        let latency = summary(ApiWrite::Endpoint, &samples);
         let ratio = latency.ratio.expect("kube-proxy ran");
         assert!((ratio.median() - 100.0).abs() < 1e-9 && (ratio.quantile(1.0) - 200.0).abs() < 1e-9);
         assert!((latency.ballast_since_sent.median() - 10.0).abs() < 1e-9);
         assert!((latency.noise - 10.0 / 7.0).abs() < 1e-9, "second, by the median of first and third");
         let alone = [Sample { kube_proxy: None, ..samples[0] }];
-        assert!(summary(Change::Service, &alone).kube_proxy.is_none());
+        assert!(summary(ApiWrite::Service, &alone).kube_proxy.is_none());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::latency::{Change, Latency};
+use super::latency::{ApiWrite, Latency};
 use super::objects::ENDPOINTS;
 use super::start::Start;
 use super::{MOST, Results};
@@ -73,8 +73,8 @@ pub fn print(results: &Results) {
 
 fn latency_rows(latency: &Latency) -> Vec<Row> {
     let change = match latency.change {
-        Change::Endpoint => "endpoint moved",
-        Change::Service => "new service",
+        ApiWrite::Endpoint => "endpoint moved",
+        ApiWrite::Service => "new service",
     };
     let both = if latency.kube_proxy.is_some() { "both agents at work" } else { "Ballast alone" };
     let name = |what: &str| format!("{change}, {both}: {what} (n = {})", latency.ballast.len());
@@ -167,7 +167,7 @@ fn memory_rows(results: &Results) -> Vec<Row> {
 pub fn figures(results: &Results) -> Vec<Figure> {
     let mut figures = Vec::new();
     for latency in results.latencies.iter().filter(|latency| latency.kube_proxy.is_none()) {
-        let change = if latency.change == Change::Endpoint { "endpoint moved" } else { "new service" };
+        let change = if latency.change == ApiWrite::Endpoint { "endpoint moved" } else { "new service" };
         let name = format!("control: {change}, API confirmed → first connect");
         let ms = |what: &str, value| Figure::single(format!("{name}, {what}"), value, "ms", Better::Less);
         figures.push(Figure {
@@ -195,7 +195,7 @@ pub fn figures(results: &Results) -> Vec<Figure> {
     figures
 }
 
-/// The same as JSON, with all that is behind the medians.
+/// The results as JSON, with all that is behind the medians.
 pub fn json(results: &Results) -> Result<Value> {
     let start = |start: &Start| {
         json!({"servesSeconds": start.serves, "writtenSeconds": start.written,
@@ -231,7 +231,7 @@ pub fn json(results: &Results) -> Result<Value> {
 
 fn latency_json(latency: &Latency) -> Value {
     json!({
-        "change": match latency.change { Change::Endpoint => "endpoint", Change::Service => "service" },
+        "change": match latency.change { ApiWrite::Endpoint => "endpoint", ApiWrite::Service => "service" },
         "kubeProxyRuns": latency.kube_proxy.is_some(),
         "changes": latency.ballast.len(),
         "writeMilliseconds": quantiles(&latency.write),

@@ -10,7 +10,7 @@ use lb_tests::cluster::{KubeProxy, Process};
 
 use super::agents::{Ballast, Memory};
 use super::fixture::Fixture;
-use super::latency::{Change, Probe};
+use super::latency::{ApiWrite, Probe};
 use super::objects::{stored, stored_slice};
 use super::probe::wait_for;
 use super::start::{self, Start};
@@ -90,14 +90,14 @@ impl Bench<'_> {
         let mut latencies = Vec::new();
         if let Some(kube_proxy) = kube_proxy {
             say("changes, both agents");
-            for change in [Change::Endpoint, Change::Service] {
+            for change in [ApiWrite::Endpoint, ApiWrite::Service] {
                 latencies.push(probe.measure(change, amounts.both, true, PAUSE_BOTH)?);
             }
             drop(kube_proxy);
             self.kube_proxy().clean_up()?;
         }
         say("changes, Ballast alone");
-        for change in [Change::Endpoint, Change::Service] {
+        for change in [ApiWrite::Endpoint, ApiWrite::Service] {
             latencies.push(probe.measure(change, amounts.alone, false, PAUSE_ALONE)?);
         }
         let calls_per_change = [few, self.calls_per_change(&mut probe)?];
@@ -183,7 +183,7 @@ impl Bench<'_> {
         let mut calls = Vec::new();
         for _ in 0..CHANGES {
             let before = ballast.metric("ballast_table_calls_total")?;
-            probe.measure(Change::Endpoint, 1, false, PAUSE_ALONE)?;
+            probe.measure(ApiWrite::Endpoint, 1, false, PAUSE_ALONE)?;
             calls.push(ballast.metric("ballast_table_calls_total")? - before);
         }
         Ok(calls.into_iter().collect::<Samples>().median())

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
-use lb_tests::churn::{Scenario, Settings};
+use lb_tests::churn::{Scenario, ScenarioSettings};
 use lb_tests::incident::{BackendPool, Clients, Counters, Failure};
 use lb_tests::topology::{Addresses, Topology};
 
@@ -28,7 +28,12 @@ pub fn replay(report: &mut Report) {
 }
 
 fn drains_end() -> Result<String> {
-    let settings = Settings { backends: 16, holders: 16, drain_period: Duration::from_secs(1), ..Settings::default() };
+    let settings = ScenarioSettings {
+        backends: 16,
+        holders: 16,
+        drain_period: Duration::from_secs(1),
+        ..ScenarioSettings::default()
+    };
     let mut scenario = Scenario::new("demo-a", settings)?;
     scenario.churn(CHURN)?;
     let churned = scenario.settle()?;

@@ -73,9 +73,9 @@ pub struct Request {
 
 type Name = (ResourceKind, String, String);
 
-/// A change and its version.
+/// An event of the watches, and the version that its change made.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct StoredEvent {
     pub version: u64,
     pub kind: ResourceKind,
     pub event: Value,
@@ -89,7 +89,7 @@ pub struct State {
     /// Changes up to this version are forgotten.
     forgotten: u64,
     objects: BTreeMap<Name, Value>,
-    history: Vec<Change>,
+    history: Vec<StoredEvent>,
     lies: BTreeMap<ResourceKind, VecDeque<Lie>>,
     /// Kinds of which every question is answered with this status.
     refused: BTreeMap<ResourceKind, u16>,
@@ -250,10 +250,11 @@ impl State {
         kind: ResourceKind,
         version: u64,
         selector: &'a Selector,
-    ) -> impl Iterator<Item = &'a Change> {
+    ) -> impl Iterator<Item = &'a StoredEvent> {
         let known = self.history.partition_point(|change| change.version <= version);
-        let tells =
-            move |change: &&Change| change.kind == kind && !change.hidden && selector.admits(&change.event["object"]);
+        let tells = move |change: &&StoredEvent| {
+            change.kind == kind && !change.hidden && selector.admits(&change.event["object"])
+        };
         self.history[known..].iter().filter(tells)
     }
 
@@ -295,7 +296,7 @@ impl State {
 
     fn remember(&mut self, kind: ResourceKind, how: &str, object: &Value) {
         let event = json!({"type": how, "object": object});
-        self.history.push(Change { version: self.version, kind, event, hidden: false });
+        self.history.push(StoredEvent { version: self.version, kind, event, hidden: false });
     }
 }
 

@@ -134,7 +134,7 @@ fn endpoint(random: &mut Random, pool: &Pool, mood: &Mood, v4: bool, number: usi
         0 => UNUSABLE[random.below(UNUSABLE.len())][usize::from(!v4)].to_owned(),
         // A pod of the host's network.
         1 | 2 => ADDRESSES[0][usize::from(!v4)].to_owned(),
-        // The same address as another, with conditions of its own.
+        // Another endpoint's address, with conditions of its own.
         3 | 4 if v4 => format!("10.244.{place}.1"),
         _ if v4 => format!("10.244.{place}.{}", number + 1),
         _ => format!("fd00:244:0:{place:x}::{:x}", number + 1),

@@ -9,7 +9,7 @@ use lb_common::abi::{
 };
 use lb_common::outcome::Outcome;
 use lb_tests::programs::edited;
-use lb_tests::test_run::{Family, Hook, LoadedPrograms, Of, Tables};
+use lb_tests::test_run::{FamilyMaps, Hook, LoadedPrograms, MapNames, Of};
 use lb_tests::topology::Topology;
 
 /// Last bytes of the addresses, of either family.
@@ -61,7 +61,7 @@ pub fn with_scenario(subject: &str, play: impl Fn(&mut Scenario) -> Result<()> +
     })
 }
 
-/// The same with programs that read a clock of the test's own.
+/// Plays with programs that read a clock of the test's own.
 pub fn with_clock(subject: &str, play: impl Fn(&mut Scenario) -> Result<()> + Sync) -> Result<()> {
     let (topology, object) = (Topology::new(subject)?, edited("driven", "driven")?);
     let node = topology.node()?;
@@ -150,9 +150,9 @@ impl Scenario {
     }
 }
 
-fn serve<const N: usize>(tables: &mut Tables<N>, base: u32) -> Result<()>
+fn serve<const N: usize>(tables: &mut FamilyMaps<N>, base: u32) -> Result<()>
 where
-    Of<N>: Family,
+    Of<N>: MapNames,
     ServiceKey<N>: Pod,
     Backend<N>: Pod,
     FlowKey<N>: Pod,
