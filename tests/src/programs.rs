@@ -15,7 +15,7 @@ pub fn edited(folder: &str, name: &str) -> Result<PathBuf> {
     build(&[folder, name])
 }
 
-/// The same edits in an agent with these programs.
+/// An agent with these edits, and with the programs of [`edited`].
 pub fn edited_agent(folder: &str, name: &str) -> Result<PathBuf> {
     build(&["--agent", folder, name])
 }

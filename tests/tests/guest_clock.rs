@@ -21,7 +21,7 @@ const HOUR_S: i64 = 3600;
 const DRAIN: Duration = Duration::from_secs(25);
 /// Client affinity that both jumps would end, or keep for too long, if it followed the wall clock.
 const AFFINITY_S: u32 = 600;
-/// Same, but its end is waited for.
+/// Client affinity whose end is waited for.
 const SHORT_AFFINITY_S: u32 = 5;
 /// An open connection is forgotten after ten minutes without a packet, a closed one after some seconds.
 const TIMEOUTS: &str = "--flow-timeouts=open=10m,closing=3s";

@@ -50,7 +50,7 @@ impl Figure {
         Self { name: name.into(), value, unit: unit.into(), better, interval: None, goal: None }
     }
 
-    /// The same with a goal.
+    /// With the goal of a target.
     #[must_use]
     pub fn aims(mut self, target: u8, value: f64) -> Self {
         self.goal = Some(Goal { target, value });

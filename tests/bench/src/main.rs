@@ -41,7 +41,7 @@ struct Arguments {
     /// The agent to run.
     #[arg(long, value_name = "PATH")]
     agent: PathBuf,
-    /// Also write the result as JSON.
+    /// Write the result as JSON, too.
     #[arg(long, value_name = "FILE", global = true)]
     json: Option<PathBuf>,
     /// An earlier result (`--json`): what has become worse by more than noise is named, and is an error.
@@ -66,7 +66,7 @@ enum What {
     Control(control::ControlArguments),
     /// What the programs take of the processor for one packet, as ratios to the least that any program needs.
     Packet(packet::PacketArguments),
-    /// The same with 10, 10,000 and 100,000 services: what it costs that there are many.
+    /// What a packet costs with 10, 10,000 and 100,000 services: what it costs that there are many.
     Scale(scale::ScaleArguments),
     /// What connections and services take of the kernel's memory.
     Memory,

@@ -28,7 +28,7 @@ pub fn connect_and_ask(to: SocketAddr) -> Result<()> {
     SockRef::from(&stream).set_linger(Some(Duration::ZERO))
 }
 
-/// The same, and how long all of it took, from making the socket to having closed it.
+/// How long a connection with its question took, from making the socket to having closed it.
 pub fn time_connection(to: SocketAddr) -> Result<Duration> {
     let begun = Instant::now();
     connect_and_ask(to)?;

@@ -62,7 +62,7 @@ pub fn at_rate(to: SocketAddr, interval: Duration, count: u32) -> Clocked {
     by_the_clock(interval, count, || begun.elapsed(), std::thread::yield_now, || connect_and_ask(to))
 }
 
-/// The same with any clock, any way to let time pass, and any work.
+/// [`at_rate`] with any clock, any way to let time pass, and any work.
 fn by_the_clock(
     interval: Duration,
     count: u32,

@@ -22,7 +22,7 @@ pub fn is_current(page: &str, text: &str) {
     is_current_file(&format!("docs/src/reference/{page}"), &text);
 }
 
-/// The same of any file. `path` is from the root of the checkout, and `text` is all of the file: it says itself that it is generated.
+/// Asserts that a file is current. `path` is from the root of the checkout, and `text` is all of the file: it says itself that it is generated.
 ///
 /// # Panics
 ///

@@ -160,7 +160,7 @@ impl Service {
         Self::standard("web", 10, endpoints)
     }
 
-    /// The same ports under another name and cluster IP.
+    /// The ports of [`Self::web`] under another name and cluster IP.
     pub fn standard(name: &'static str, last: u8, endpoints: Vec<Endpoint>) -> Self {
         Self {
             name,
@@ -180,20 +180,20 @@ impl Service {
         }
     }
 
-    /// The same service with another annotation.
+    /// With one more annotation.
     #[must_use]
     pub fn annotated(mut self, name: &'static str, value: &str) -> Self {
         self.annotations.push((name, value.to_owned()));
         self
     }
 
-    /// The same service with client affinity.
+    /// With client affinity.
     #[must_use]
     pub fn remembering(self, affinity_s: u32) -> Self {
         Self { affinity_s, ..self }
     }
 
-    /// The same service with client affinity for most of a day. What a client's hash names stays the same for an hour: no period of the timeout
+    /// With client affinity for most of a day. What a client's hash names stays the same for an hour: no period of the timeout
     /// ends before.
     #[must_use]
     pub fn remembering_long(self) -> Self {
@@ -202,7 +202,7 @@ impl Service {
         self.remembering(longest.expect("periods of different lengths end at different times"))
     }
 
-    /// The same service, reached by more.
+    /// Reached by these addresses and ports, too.
     #[must_use]
     pub fn with(self, external: External) -> Self {
         Self { external, ..self }

@@ -58,7 +58,7 @@ impl Agent {
         Self::start_with(node, manifest, &[])
     }
 
-    /// Same, with more flags.
+    /// [`Self::start`] with more flags.
     pub fn start_with(node: &Node, manifest: &Manifest, flags: &[&str]) -> Result<Self> {
         let mut agent = Self::prepare(node, flags)?;
         agent.write(manifest)?;
@@ -71,7 +71,7 @@ impl Agent {
         Self::prepare_in(node, node.run_dir(), flags)
     }
 
-    /// Same, with a run folder of its own; the log and the manifest are where they always are.
+    /// [`Self::prepare`] with a run folder of its own; the log and the manifest are where they always are.
     pub fn prepare_in(node: &Node, run_dir: &Path, flags: &[&str]) -> Result<Self> {
         let folder = node.run_dir().join("manifest");
         std::fs::create_dir_all(&folder)?;
@@ -115,7 +115,7 @@ impl Agent {
         })
     }
 
-    /// The same, run by another build of the agent, with the programs in it.
+    /// Runs another build of the agent, with the programs in it.
     #[must_use]
     pub fn built_as(mut self, binary: PathBuf) -> Self {
         self.arguments.retain(|argument| !argument.starts_with("--programs="));

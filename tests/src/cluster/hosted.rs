@@ -43,7 +43,7 @@ impl Hosted {
         self.server.kubeconfig()
     }
 
-    /// The same by a client certificate of `ca`, which the server believes from now on. The files may be written anew.
+    /// A kubeconfig with a client certificate of `ca`, which the server believes from now on. The files may be written anew.
     pub fn kubeconfig_by(&self, ca: &ClientCa, key: &Path, certificate: &Path) -> Result<PathBuf> {
         self.server.believe(ca)?;
         self.server.kubeconfig_by(key, certificate)
@@ -64,7 +64,7 @@ impl Hosted {
         Self::agent_by(&self.kubeconfig(), node, flags)
     }
 
-    /// The same with other credentials.
+    /// [`Self::agent`] with the credentials of this kubeconfig.
     pub fn agent_by(kubeconfig: &Path, node: &Node, flags: &[&str]) -> Result<Agent> {
         let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
         let flags: Vec<&str> = ["--source=kube", &kubeconfig].into_iter().chain(flags.iter().copied()).collect();

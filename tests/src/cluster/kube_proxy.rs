@@ -22,12 +22,12 @@ impl KubeProxy<'_> {
         self.start_with(&json!({}))
     }
 
-    /// The same with some fields of its configuration set otherwise.
+    /// [`Self::start`] with some fields of its configuration set otherwise.
     pub fn start_with(&self, fields: &Value) -> Result<Process> {
         self.start_by(fields, None)
     }
 
-    /// The same with a folder of programs before all others: which `iptables` it finds.
+    /// [`Self::start_with`] with a folder of programs before all others: which `iptables` it finds.
     pub fn start_by(&self, fields: &Value, programs: Option<&Path>) -> Result<Process> {
         let file = self.folder.join("kube-proxy.json");
         let mut config = json!({

@@ -115,7 +115,7 @@ impl ApiServer {
         self.directory.path().join("kubeconfig.yaml")
     }
 
-    /// The same by a client certificate, which the server believes while [`Self::believe`] says so. The files may be written anew.
+    /// A kubeconfig with a client certificate, which the server believes while [`Self::believe`] says so. The files may be written anew.
     pub fn kubeconfig_by(&self, key: &Path, certificate: &Path) -> Result<PathBuf> {
         let path = self.directory.path().join("by-certificate.yaml");
         let named = format!("client-certificate: {}\n    client-key: {}", certificate.display(), key.display());
@@ -131,7 +131,7 @@ impl ApiServer {
         Ok(fs::rename(new, clients(self.directory.path()))?)
     }
 
-    /// The same for another user, who has only the rights that are bound to the name.
+    /// A kubeconfig of another user, who has only the rights that are bound to the name.
     pub fn kubeconfig_as(&self, user: &str) -> Result<PathBuf> {
         let path = self.directory.path().join(format!("{}.yaml", user.replace([':', '/'], "-")));
         let text = fs::read_to_string(self.kubeconfig())?;

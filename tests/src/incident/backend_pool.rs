@@ -53,7 +53,7 @@ impl BackendPool {
         Ok(Self { _server: Some(server), ..this })
     }
 
-    /// The same for a server of the caller's.
+    /// A pool for a server of the caller's.
     pub fn without_server(node: &Node, count: u8) -> Result<Self> {
         assert!(count <= 126, "the upper half of the pods' network has no {count} addresses");
         let (pod, closed) = (node.pod("pool")?, node.pod("closed")?);

@@ -52,7 +52,7 @@ impl Segment {
         Self { from: self.to, to: self.from, flags, seq, ack: self.seq.wrapping_add(taken), length: 0 }
     }
 
-    /// The same with data.
+    /// With so many bytes of data.
     #[must_use]
     pub fn with_data(self, length: usize) -> Self {
         Self { length, ..self }
@@ -164,7 +164,7 @@ impl Link {
         receive(&self.0, false).and_then(|bytes| Segment::parse(&bytes))
     }
 
-    /// The same with the kernel's time of its arrival, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// The next segment, and the kernel's time of its arrival in nanoseconds of `CLOCK_MONOTONIC`.
     pub fn next_timed(&self) -> Option<(Segment, u64)> {
         let segment = self.next()?;
         // The kernel stamps packets by the wall clock. What both clocks say now tells what the other one said then.

@@ -49,7 +49,7 @@ impl Answer {
     }
 }
 
-/// The same for a socket of IPv6: an IPv4 address as an IPv4-mapped one.
+/// An address for a socket of IPv6: an IPv4 address as an IPv4-mapped one.
 pub fn mapped(to: SocketAddr) -> SocketAddr {
     match to.ip() {
         IpAddr::V4(v4) => SocketAddr::new(v4.to_ipv6_mapped().into(), to.port()),

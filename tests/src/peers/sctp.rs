@@ -30,7 +30,7 @@ impl Association {
         Self::connect_within(netns, from, to, PATIENCE)
     }
 
-    /// The same within `limit`; an error of kind `TimedOut` if nobody answers.
+    /// [`Self::connect`] within `limit`; an error of kind `TimedOut` if nobody answers.
     pub fn connect_within(netns: &NetNs, from: IpAddr, to: SocketAddr, limit: Duration) -> Result<Self> {
         netns.run(|| {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::from(SCTP)))?;

@@ -49,7 +49,7 @@ impl Server {
         Self::listening(netns, name, listener)
     }
 
-    /// The same for SCTP, if the kernel speaks it.
+    /// A server of SCTP, if the kernel speaks it.
     pub fn sctp(netns: &NetNs, name: &str, address: SocketAddr) -> Result<Self> {
         let listener = sctp::listen(netns, address)
             .with_context(|| format!("server {name} on sctp {address} in {}", netns.name()))?;

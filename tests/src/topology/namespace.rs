@@ -49,7 +49,7 @@ impl NetNs {
         &self.name
     }
 
-    /// The same namespace with new sockets counted to this cgroup.
+    /// Counts new sockets of the namespace to this cgroup.
     #[must_use]
     pub fn in_cgroup(mut self, cgroup: &Path) -> Self {
         self.cgroup = Some(cgroup.to_owned());

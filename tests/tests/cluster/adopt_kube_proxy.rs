@@ -23,7 +23,7 @@ use serde_json::json;
 const NODE_PORTS: [u16; 2] = [30_080, 30_053];
 /// TCP connections from each place in each family: three places, two families, more than 500 in all.
 const EACH: usize = 84;
-/// The same of UDP.
+/// UDP flows from each place in each family.
 const EACH_UDP: usize = 6;
 /// Pause of the busy connections between two rounds of questions.
 const PACE: Duration = Duration::from_millis(20);

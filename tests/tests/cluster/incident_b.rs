@@ -25,7 +25,7 @@ const PORTS: [u16; 3] = [20_000, 21_000, 22_000];
 /// A connection that is not made by then has failed. Milliseconds are the rule; a busy machine may lose a SYN, and the second comes
 /// after 1 s.
 const PATIENCE: Duration = Duration::from_millis(2500);
-/// The same while many must fail, so that the rest follows soon.
+/// A connection that is not made by then has failed while many must fail, so that the rest follows soon.
 const IMPATIENCE: Duration = Duration::from_millis(500);
 /// From the silence until the agent knows.
 const FOUND_LIMIT: Duration = Duration::from_secs(45);

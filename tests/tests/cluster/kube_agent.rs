@@ -223,7 +223,7 @@ fn tables(agent: &Agent) -> Result<serde_json::Value> {
     Ok(list)
 }
 
-/// The same once nothing more comes by itself: the API server makes its own service, and its endpoints, when it likes.
+/// The tables once nothing more comes by itself: the API server makes its own service, and its endpoints, when it likes.
 fn settled_tables(agent: &Agent) -> serde_json::Value {
     eventually("the API server's own service is in the tables", SETTLE_LIMIT, || {
         let all = tables(agent).ok()?;

@@ -130,7 +130,7 @@ fn tcp_as(client: Ipv4Addr, to: SocketAddr) -> String {
     line.split(' ').next().unwrap().to_owned()
 }
 
-/// The same by UDP.
+/// The first word of a server's answer to a datagram of this client.
 fn udp_as(client: Ipv4Addr, to: SocketAddr) -> String {
     let (socket, mut answer) = (UdpSocket::bind((client, 0)).unwrap(), [0; 256]);
     socket.set_read_timeout(Some(SOON)).unwrap();

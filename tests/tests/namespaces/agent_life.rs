@@ -73,7 +73,7 @@ fn a_hangup_ends_no_agent_and_is_logged() {
     assert!(!fixture.node.run_dir().join("agent.sock").exists(), "an agent that ends takes its socket away");
 }
 
-/// Also with the rights of the container.
+/// The agent reads its process with the rights of the container, too.
 #[test]
 fn the_metrics_have_the_agents_process() {
     let fixture = Fixture::new("process", Pods::Routed, 1, NodeOptions::default());

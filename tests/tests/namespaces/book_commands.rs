@@ -88,7 +88,7 @@ fn files() -> tempfile::TempDir {
     folder
 }
 
-/// The same words, with files in this folder.
+/// `words`, with files in this folder.
 fn within(folder: &Path, words: &[String]) -> Vec<String> {
     let is_file = |word: &str| [".yaml", ".tar.gz"].iter().any(|end| word.ends_with(end)) && !word.contains('/');
     let place = |word: &String| if is_file(word) { folder.join(word).display().to_string() } else { word.clone() };

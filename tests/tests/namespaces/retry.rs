@@ -68,7 +68,7 @@ impl Scenario {
         self.syn_of(0, to)
     }
 
-    /// The same of one of the two.
+    /// A SYN of a new connection of one of the two clients.
     fn syn_of(&self, client: usize, to: SocketAddr) -> Segment {
         static NEXT: AtomicU16 = AtomicU16::new(10_000);
         let port = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl Scenario {
         arrived
     }
 
-    /// The same when the client's stack would send it again. Two within a second are one that the network has doubled.
+    /// The SYN arrives when the client's stack would send it again. Two within a second are one that the network has doubled.
     fn arrives_again(&self, syn: &Segment) -> Segment {
         std::thread::sleep(Duration::from_millis(1_100));
         self.arrives(syn)

@@ -120,7 +120,7 @@ impl Sinks {
         took
     }
 
-    /// The same, in time: the tables hold what sends them there.
+    /// Datagrams arrive at `backend`, in time: the tables hold what sends them there.
     fn move_to(&self, backend: usize, to: SocketAddr, what: &str) {
         let took = self.arrive(backend, to, what);
         assert!(took <= MOVED, "{what}: datagrams to {to} arrived at b{backend} after {took:?}");
@@ -204,7 +204,7 @@ fn datagrams_of_a_client_outside_follow_through_the_node() {
     }
 }
 
-/// The same by a real API: pods that cycle, scale to zero and back, a Service that is deleted and made again.
+/// Datagrams follow a real API: pods that cycle, scale to zero and back, a Service that is deleted and made again.
 #[test]
 fn datagrams_follow_what_the_api_says() -> anyhow::Result<()> {
     let mut fixture = Fixture::new("udpapi", Pods::Routed, 2, NodeOptions::default());

@@ -53,7 +53,7 @@ enum PodLocation {
     Pod,
     /// Another node's, by an external link that sends packets of pods on.
     Beyond,
-    /// The same, but its neighbour is not known.
+    /// Another node's, by such a link, but its neighbour is not known.
     Unknown,
     /// Another node's, by a link that does not: a tunnel's.
     Tunnel,

@@ -23,7 +23,7 @@ pub enum Workload {
     Connect,
     /// Requests and responses on one connection.
     Exchange,
-    /// The same, begun by the clock.
+    /// Connections with a request and a response, begun by the clock.
     Rate { interval: Duration },
     /// One bulk stream.
     Stream { bytes: u64 },

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Memory {
     /// Resident.
     pub rss: u64,
-    /// The same, with what is shared divided among those who share it.
+    /// Resident, with what is shared divided among those who share it.
     pub pss: u64,
     /// Resident and its own: neither its program nor a library.
     pub anonymous: u64,

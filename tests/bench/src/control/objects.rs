@@ -25,7 +25,7 @@ pub fn stored(numbers: std::ops::Range<usize>) -> impl Iterator<Item = Entry> {
     stored_with(numbers, |number| stored_slice(number, 0))
 }
 
-/// The same with the same endpoints for all.
+/// [`stored`] with the same endpoints for all.
 pub fn stored_at(numbers: std::ops::Range<usize>, endpoints: [Ipv4Addr; ENDPOINTS]) -> impl Iterator<Item = Entry> {
     stored_with(numbers, move |number| slice_of(number, 0, &endpoints))
 }

@@ -46,7 +46,7 @@ pub struct KernelMemory {
     pub per_connection: f64,
     /// What maps that grow have grown by, and the elements that are used of those that do not.
     pub per_service: f64,
-    /// The same with a Maglev table.
+    /// What a service with a Maglev table takes.
     pub per_maglev_service: f64,
     /// A counter, which exists once something was counted: one for a service and each of its backends, by outcome.
     pub per_counter: f64,

@@ -49,7 +49,7 @@ pub struct Arm {
     pub plain: &'static str,
 }
 
-/// The same arm as the one before, once more: what lies between both is noise.
+/// [`XDP_SNAT`] once more: what lies between both is noise.
 pub const AGAIN: &str = "XDP, masquerade (the same again)";
 pub const XDP_SNAT: &str = "XDP, masquerade";
 pub const KUBE_PROXY: &str = "kube-proxy (nftables), masquerade";

@@ -72,7 +72,7 @@ pub struct Figures {
     pub kind: &'static str,
     /// Nanoseconds of the program, less those of one that does nothing: median of the rounds.
     pub ns: f64,
-    /// The same of the program that does the least for a service flow, at tc.
+    /// Nanoseconds of the program that does the least for a service flow, at tc.
     pub least_ns: f64,
     /// The one by the other, round by round.
     pub ratio: Ratio,

@@ -33,7 +33,7 @@ pub struct Figures {
     pub kind: &'static str,
     /// Nanoseconds of the program, less those of one that does nothing: medians of the rounds.
     pub ns: f64,
-    /// The same of the program that does the least.
+    /// Nanoseconds of the program that does the least.
     pub least_ns: f64,
     /// The one by the other, in each round: median and quartiles.
     pub ratio: f64,

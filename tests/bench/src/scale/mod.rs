@@ -64,7 +64,7 @@ enum LookupCase {
     First,
     /// A segment that is of no service and no flow.
     Foreign,
-    /// The same measured twice: noise.
+    /// A packet of a known flow, measured a second time: noise.
     KnownAgain,
 }
 

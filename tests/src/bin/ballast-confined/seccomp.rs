@@ -62,7 +62,7 @@ const REFUSED: [c_long; 51] = [
     libc::SYS_userfaultfd,
     libc::SYS_vhangup,
 ];
-/// The same, of calls that only this architecture has.
+/// Refused calls that only this architecture has.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_OF_ARCHITECTURE: [c_long; 5] =
     [libc::SYS_ioperm, libc::SYS_iopl, libc::SYS_sysfs, libc::SYS_uselib, libc::SYS_ustat];

@@ -32,7 +32,7 @@ const DIRECT: [u16; 2] = [30_082, 30_055];
 const HALF: u16 = 7070;
 /// Connections of each kind and family.
 const CONNECTIONS: usize = 10;
-/// The same of UDP, and of the kinds that only few have.
+/// Connections of each family by UDP, and of the kinds that only few have.
 const FEW: usize = 5;
 
 /// The ends of a connection: the client as it sees itself, the frontend, the backend, and the client as the backend sees it.
@@ -282,7 +282,7 @@ fn forged_packets_of_a_pod_a_host_outside_and_another_node_end_and_move_nothing(
     assert!(balancer[0].counted(Outcome::Tunnelled).unwrap() > 0, "direct server return");
 }
 
-/// The same connections under the same attack. What the kernel's connection tracking loses is a figure to compare with, not a requirement: it was
+/// kube-proxy under that attack. What the kernel's connection tracking loses is a figure to compare with, not a requirement: it was
 /// 3 to 6 of 150 in a run, all of them half-closed.
 #[test]
 fn the_same_attack_past_kube_proxy() {

@@ -1,4 +1,4 @@
-//! The same for external clients, whose connections are masqueraded: by XDP, and by tc filters as kernels without TCX have them.
+//! Sets of tables and external clients, whose connections are masqueraded: by XDP, and by tc filters as kernels without TCX have them.
 
 use lb_tests::agent::Agent;
 use lb_tests::external_client::{DNS, ExternalClient, HTTP};

@@ -69,7 +69,7 @@ impl Scene {
         }
     }
 
-    /// The same for a start that is refused: what it finds stays, whatever becomes of it.
+    /// An agent whose start is refused: what it finds stays, whatever becomes of it.
     fn agent_kept(&self, side: &Side) -> ManuallyDrop<Agent> {
         ManuallyDrop::new(self.agent(side))
     }

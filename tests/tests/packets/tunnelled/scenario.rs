@@ -42,7 +42,7 @@ pub enum Who {
     NoPeer,
     /// A pod on another node.
     Away,
-    /// The same, by a link that XDP cannot send to.
+    /// A pod on another node, by a link that XDP cannot send to.
     AwayByTc,
     /// A pod on this node.
     Here,
