@@ -112,7 +112,7 @@ pub fn build(workspace: &Workspace, toolchain: Toolchain, release: bool) -> Resu
 pub enum Build {
     /// Programs and agent.
     Agent,
-    /// The same with optimisation.
+    /// Programs and optimised agent.
     Release,
     Demo,
 }

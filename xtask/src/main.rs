@@ -61,7 +61,7 @@ enum Command {
     Test(test::TestArgs),
     /// Check format, lints and the crates' licences and sources.
     Lint {
-        /// Also look for advisories against the crates (needs the network).
+        /// Look for advisories against the crates, too (needs the network).
         #[arg(long)]
         advisories: bool,
     },

@@ -48,7 +48,7 @@ pub fn run_watched(what: &str, command: &Expression, each: impl FnMut(&str)) -> 
     run_read(what, command, &mut std::io::stdout(), each)
 }
 
-/// The same with nothing on the terminal: for programs that shall fail.
+/// Runs with nothing on the terminal, and hands each line to `each`: for programs that shall fail.
 pub fn run_unseen(what: &str, command: &Expression, each: impl FnMut(&str)) -> Result<bool> {
     run_read(what, command, &mut std::io::sink(), each)
 }

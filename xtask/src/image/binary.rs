@@ -16,7 +16,7 @@ use crate::workspace::{Workspace, which};
 pub enum Profile {
     /// As it is shipped.
     Release,
-    /// The same code, compiled in a quarter of the time: for tests.
+    /// For tests: compiled in a quarter of the time.
     Confined,
 }
 

@@ -28,7 +28,7 @@ impl Checkout {
         Self::restore_to(&workspace.root, workspace.target().join("mutations/checkout"))
     }
 
-    /// The same into another folder.
+    /// [`Self::restore`] into the folder `copy`.
     pub fn restore_to(root: &Path, copy: PathBuf) -> Result<Self> {
         for folder in FOLDERS {
             restore_folder(&root.join(folder), &copy.join(folder))?;
@@ -38,7 +38,7 @@ impl Checkout {
         Ok(Self { root: copy })
     }
 
-    /// The same with every package of the workspace, for edits that the agent is built with.
+    /// [`Self::restore_to`] with every package of the workspace, for edits that the agent is built with.
     pub fn restore_whole_to(root: &Path, copy: PathBuf) -> Result<Self> {
         for folder in WHOLE {
             restore_folder(&root.join(folder), &copy.join(folder))?;

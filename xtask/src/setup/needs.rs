@@ -27,7 +27,7 @@ pub enum Install {
     Crate { version: &'static str, features: Features },
     /// A program of the Go tools module.
     Go(GoProgram),
-    /// The same program in a package of Debian, of this version or a later one. It is unpacked and not installed: its daemon
+    /// A program in a package of Debian, of this version or a later one. It is unpacked and not installed: its daemon
     /// would start with the package. Where there is no such package the program is built.
     Unpacked { package: &'static str, oldest: (u32, u32), seconds: u64, otherwise: GoProgram },
 }

@@ -42,7 +42,7 @@ impl Confined {
         Ok(Self { agent, launcher: workspace.target().join("debug/ballast-confined") })
     }
 
-    /// The same tests, with this agent.
+    /// `tests` with this agent.
     pub fn with(&self, tests: &Expression) -> Expression {
         tests.env("BALLAST_BIN", &self.agent).env("BALLAST_CONFINED", &self.launcher)
     }

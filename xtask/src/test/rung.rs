@@ -25,7 +25,7 @@ pub enum Rung {
     Harness,
     /// A module of a test binary of the `tests` package: root, real programs.
     Module(Module),
-    /// The same with the agent as it is deployed, under this name.
+    /// A module of a test binary with the agent as it is deployed, under this name.
     Confined(&'static str, Module),
     /// Every program, few packets and one agent on each other kernel, in virtual machines.
     Kernels,

@@ -5,7 +5,7 @@ use super::passages::Passage;
 
 /// More words than these are more than one thing: in comments of code, in the changelog and in decisions.
 pub const MAX_WORDS: usize = 30;
-/// The same in every other page.
+/// More words than these are more than one thing in every other page.
 pub const MAX_WORDS_PAGE: usize = 25;
 
 /// How many words a sentence of this file may have.

@@ -20,7 +20,7 @@ const NOT_MEASURED: &str = "–";
 /// Compilers differ a little: so many hundredths, and so many instructions in small programs, make no difference.
 const TOLERANCE_PERCENT: u32 = 5;
 const TOLERANCE_INSTRUCTIONS: u32 = 50;
-/// The same for bytes of stack.
+/// Compilers differ a little: so many bytes of stack make no difference.
 const TOLERANCE_STACK: u32 = 32;
 
 /// What the verifier says of a program.
