@@ -11,7 +11,7 @@ pub const BACKENDS: u32 = 262_144;
 pub const SLOTS: u32 = 1_048_576;
 /// Default capacity of `flows4`, in entries: an established connection takes two, one for each direction. Nothing is evicted from it.
 pub const FLOWS4: u32 = 262_144;
-/// The same of `flows6`.
+/// Default capacity of `flows6`, in entries, as [`FLOWS4`].
 pub const FLOWS6: u32 = 131_072;
 /// Counters of `client_shares` for each of two hashes and each family: a power of two. With 100 clients above their share, one client in
 /// seven thousand shares both of its counters with some of them. They take 256 KiB in all.
@@ -49,7 +49,7 @@ pub const AFFINITY: u32 = 65_536;
 pub const BUCKETS: u32 = 65_536;
 /// A rate limit holds for each network of so many bytes of an IPv4 address: 24 bits.
 pub const LIMITED_BYTES4: usize = 3;
-/// The same of an IPv6 address, 56 bits: what one customer is given (RFC 6177).
+/// A rate limit holds for each network of so many bytes of an IPv6 address: 56 bits, which one customer is given (RFC 6177).
 pub const LIMITED_BYTES6: usize = 7;
 /// The largest rate, in new flows per second, and the largest burst.
 pub const RATE_MAX: u32 = 1_000_000;
@@ -114,7 +114,7 @@ pub const AFTER_FLOOD_S: u32 = TCP_HALF_OPEN_TIMEOUT_S;
 pub const PORT_ATTEMPTS: u32 = 32;
 /// How many of these at one SNAT address, before it is the next one's turn.
 pub const ADDRESS_ATTEMPTS: u32 = PORT_ATTEMPTS / crate::abi::MASQUERADE_ADDRESSES as u32;
-/// The same where each time the client's own sockets are asked for, too.
+/// How many source ports are tried where each try asks for the client's own sockets, too.
 pub const SOCKET_ATTEMPTS: u32 = 8;
 /// Default first source port of the range tried for a translated source port (`--snat-ports`). Disjoint from the node ports' default
 /// range and from the kernel's own (`net.ipv4.ip_local_port_range`).

@@ -43,7 +43,7 @@ pub fn v4<const N: usize>(length: u32, src: &[u8; N], dst: &[u8; N]) -> [u8; IPV
     header
 }
 
-/// The same for IPv6.
+/// The outer IPv6 header.
 #[inline(always)]
 pub fn v6<const N: usize>(length: u32, src: &[u8; N], dst: &[u8; N]) -> [u8; IPV6_HEADER] {
     let mut header = [0u8; IPV6_HEADER];

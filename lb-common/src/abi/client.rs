@@ -34,7 +34,7 @@ pub fn affinity_tag<const N: usize>(key: &AffinityKey<N>) -> u32 {
     client_tag(&key.client, key.service, key.netns)
 }
 
-/// The same of the key's fields.
+/// [`affinity_tag`] of a key with these fields.
 #[inline(always)]
 pub fn client_tag<const N: usize>(client: &[u8; N], service: u32, netns: u32) -> u32 {
     let hash = mix_address(0xc2b2_ae35, client);

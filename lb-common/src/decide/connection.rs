@@ -45,7 +45,7 @@ impl<const N: usize> Connection<N> {
         words::copy_tagged(entry, into, || tag(key)) && (into.flags & flow_flags::REPLY != 0) == is_reply
     }
 
-    /// The same of a handshake's entry, which is a copy already.
+    /// Takes over a handshake's entry, which is a copy already.
     #[inline(always)]
     pub(super) fn read_handshake(&mut self, entry: &HalfOpen<N>) {
         if entry.flow.flags & flow_flags::REPLY != 0 {

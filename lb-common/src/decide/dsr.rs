@@ -215,7 +215,7 @@ pub(super) fn arrived<const N: usize, T: Tables<N>>(
 pub(super) fn aim<const N: usize>(work: &mut Work<N>) {
     let (key, flow) = (&work.packet.key, &mut work.connection.original.flow);
     flow.port = 0;
-    // Also of one that is its own backend: nothing of the packet is changed.
+    // The packet stays as it is, even if the client is its own backend.
     words::address(&key.src, &mut flow.client);
     flow.flags &= !(flow_flags::MASQUERADED | flow_flags::EARLY);
 }

@@ -1,6 +1,6 @@
 //! The per-packet decision: tuple in, verdict out, over any tables.
 //!
-//! The same code runs in the eBPF programs over the kernel's maps and on the host over plain ones. It knows no packet bytes:
+//! The code runs in the eBPF programs over the kernel's maps and on the host over plain ones. It knows no packet bytes:
 //! parsing and rewriting belong to the hook. Work is bounded: at most [`crate::limits::SERVICE_LOOKUPS`] service look-ups,
 //! [`crate::limits::SLOT_ATTEMPTS`] slots and [`crate::limits::PORT_ATTEMPTS`] source ports. What is not inline keeps its variables off
 //! its caller's stack.

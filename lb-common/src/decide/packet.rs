@@ -33,7 +33,7 @@ impl Hook {
     pub const BRIDGE_IN: Self = Self(Self::REQUESTS | Self::CATCH_ALL | Self::EARLY_REPLIES);
     /// tc ingress of an external or tunnel link.
     pub const NODE_IN: Self = Self(Self::NODE_IN_L3.0 | Self::FAST_PATH);
-    /// The same of a link without link-layer header.
+    /// tc ingress of an external or tunnel link without link-layer header.
     pub const NODE_IN_L3: Self = Self(Self::REQUESTS | Self::EARLY_REPLIES | Self::FROM_OUTSIDE);
     /// tc egress of an external or tunnel link.
     pub const NODE_OUT: Self = Self(Self::REQUESTS | Self::CATCH_ALL | Self::REPLIES | Self::ROUTED);

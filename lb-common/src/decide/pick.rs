@@ -13,7 +13,7 @@ impl Wish {
     pub const SAFE: Self = Self(1);
     /// A backend; an ejected one, where it is time to probe it.
     pub const PROBE: Self = Self(2);
-    /// The same for a connection that lost its backend: it is no new one of its client's.
+    /// A backend as by [`Self::PROBE`], for a connection that lost its own: it is no new one of its client's.
     pub const AGAIN: Self = Self(3);
 }
 

@@ -63,7 +63,7 @@ pub(super) fn another<const N: usize, T: Tables<N>>(
     other_than(tables, work, [first, second, third, original.flow.backend], not_ejected, now)
 }
 
-/// The same with other backends that are not wanted.
+/// Searches for a backend that is none of `avoid`.
 #[inline(always)]
 pub(super) fn other_than<const N: usize, T: Tables<N>>(
     tables: &mut T,

@@ -207,7 +207,7 @@ fn extend(skb: *mut __sk_buff, headers: &mut Headers) -> Result<bool, Odd> {
     if headers.transport > headers.end { Err(Odd::Malformed) } else { Ok(true) }
 }
 
-/// The same number, of which the verifier knows nothing: else it would follow every way that led here by itself. `room`: a word of a map's
+/// The given number, of which the verifier knows nothing: else it would follow every way that led here by itself. `room`: a word of a map's
 /// value.
 #[inline(always)]
 fn forget(room: *mut u32, number: u32) -> u32 {
