@@ -16,6 +16,7 @@ pub mod family;
 pub mod limits;
 pub mod map;
 pub mod maps;
+mod numbered;
 pub mod outcome;
 pub mod service_cidrs;
 pub mod stages;

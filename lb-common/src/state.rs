@@ -1,6 +1,8 @@
 //! The life of a flow and of a backend as one packet sees it: pure functions of state, event and time.
 
-use crate::abi::{Backend, Flow, LoadSettings, UDP, backend_flags, backend_state, fin, flow_flags, flow_state};
+use crate::abi::{
+    Backend, BackendState, Flow, LoadSettings, UDP, backend_flags, backend_state, fin, flow_flags, flow_state,
+};
 use crate::limits::{
     ADOPTED_TIMEOUT_S, LOCAL_PORT_FIRST, LOCAL_PORT_LAST, NODE_PORT_FIRST, NODE_PORT_LAST, SOURCE_PORT_COUNT,
     SOURCE_PORT_FIRST, TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, TUPLE_REST_S,
@@ -240,9 +242,11 @@ pub const fn takes_flows<const N: usize>(backend: &Backend<N>, now_ds: u32) -> b
 /// Whether a UDP flow should leave this backend at its next packet (it has no connection that would break).
 #[inline(always)]
 pub const fn udp_moves<const N: usize>(backend: &Backend<N>) -> bool {
-    match backend.state {
-        backend_state::DRAINING => true,
-        backend_state::UNREADY | backend_state::TERMINATING => backend.flags & backend_flags::SERVING == 0,
-        _ => false,
+    match BackendState::from_number(backend.state) {
+        Some(BackendState::Draining) => true,
+        Some(BackendState::Unready | BackendState::Terminating) => backend.flags & backend_flags::SERVING == 0,
+        Some(BackendState::Free | BackendState::Active | BackendState::Maintenance | BackendState::Gone) | None => {
+            false
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Backends: the endpoints of service ports, and what the programs have seen of them.
 
 use super::sizes::sizes;
+use crate::numbered::numbered;
 
 /// Value of `backends4` / `backends6`: one endpoint of one service port. Index 0 is never used.
 #[repr(C)]
@@ -8,7 +9,7 @@ use super::sizes::sizes;
 pub struct Backend<const N: usize> {
     pub address: [u8; N],
     pub port: u16,
-    /// [`backend_state`].
+    /// [`BackendState`] as a number.
     pub state: u8,
     /// [`backend_flags`].
     pub flags: u8,
@@ -28,22 +29,24 @@ pub struct Backend<const N: usize> {
     pub pad: u16,
 }
 
-/// Values of [`Backend::state`].
-pub mod backend_state {
-    /// The id is not in use.
-    pub const FREE: u8 = 0;
-    /// Takes new flows.
-    pub const ACTIVE: u8 = 1;
-    /// In the API, not ready: no new flows.
-    pub const UNREADY: u8 = 2;
-    /// In the API, terminating: no new flows.
-    pub const TERMINATING: u8 = 3;
-    /// Gone from every slice: its established connections stay until the eviction deadline, as long as it answers.
-    pub const DRAINING: u8 = 4;
-    /// Taken out by hand: no new flows.
-    pub const MAINTENANCE: u8 = 5;
-    /// Past the eviction deadline, or replaced by another pod: nothing is forwarded any more.
-    pub const GONE: u8 = 6;
+numbered! {
+    /// Where a backend is in its life: [`Backend::state`].
+    BackendState: u8, backend_state {
+        /// The id is not in use.
+        Free, FREE = 0, "free";
+        /// Takes new flows.
+        Active, ACTIVE = 1, "active";
+        /// In the API, not ready: no new flows.
+        Unready, UNREADY = 2, "unready";
+        /// In the API, terminating: no new flows.
+        Terminating, TERMINATING = 3, "terminating";
+        /// Gone from every slice: its established connections stay until the eviction deadline, as long as it answers.
+        Draining, DRAINING = 4, "draining";
+        /// Taken out by hand: no new flows.
+        Maintenance, MAINTENANCE = 5, "maintenance";
+        /// Past the eviction deadline, or replaced by another pod: nothing is forwarded any more.
+        Gone, GONE = 6, "gone";
+    }
 }
 
 /// Bits of [`Backend::flags`].

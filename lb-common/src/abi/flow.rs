@@ -2,6 +2,7 @@
 
 use super::hash::{mix, mix_address};
 use super::sizes::sizes;
+use crate::numbered::numbered;
 
 /// Key of `flows4` / `flows6`, `udp_flows4` / `udp_flows6`, `half_open4` / `half_open6`: the tuple as it stands in the packet before it is rewritten.
 #[repr(C, align(4))]
@@ -61,7 +62,7 @@ pub struct Flow<const N: usize> {
     pub client_port: u16,
     /// Low 16 bits of the backend's generation.
     pub generation: u16,
-    /// [`flow_state`].
+    /// [`FlowState`] as a number.
     pub state: u8,
     /// [`flow_flags`].
     pub flags: u8,
@@ -115,30 +116,34 @@ pub mod flow_link {
     }
 }
 
-/// Values of [`Flow::state`].
-pub mod flow_state {
-    /// No answer yet.
-    pub const HALF_OPEN: u8 = 1;
-    /// Answered.
-    pub const OPEN: u8 = 2;
-    /// UDP: answered, and asked again after that.
-    pub const STREAM: u8 = 3;
-    /// TCP, SCTP: over. Both FINs were acknowledged, or one end has reset the connection. Another connection may take its tuple.
-    pub const CLOSING: u8 = 4;
-    /// The backend is gone: each side gets a RST at its next segment.
-    pub const EVICTED: u8 = 5;
-    /// Another proxy's connection, from before the node's first start: the host's NAT translates it, and programs leave its packets alone. The
-    /// agent removes the entries once conntrack has forgotten the connection.
-    pub const ADOPTED: u8 = 6;
-    /// The connection is about to be given to the host's NAT: its packets are dropped until it is adopted, or for
-    /// [`crate::limits::HOLD_S`].
-    pub const HELD: u8 = 7;
+numbered! {
+    /// What the programs know of a flow: [`Flow::state`].
+    FlowState: u8, flow_state {
+        /// No answer yet.
+        HalfOpen, HALF_OPEN = 1, "half-open";
+        /// Answered.
+        Open, OPEN = 2, "open";
+        /// UDP: answered, and asked again after that.
+        Stream, STREAM = 3, "stream";
+        /// TCP, SCTP: over. Both FINs were acknowledged, or one end has reset the connection. Another connection may take its tuple.
+        Closing, CLOSING = 4, "closing";
+        /// The backend is gone: each side gets a RST at its next segment.
+        Evicted, EVICTED = 5, "evicted";
+        /// Another proxy's connection, from before the node's first start: the host's NAT translates it, and programs leave its packets alone. The
+        /// agent removes the entries once conntrack has forgotten the connection.
+        Adopted, ADOPTED = 6, "adopted";
+        /// The connection is about to be given to the host's NAT: its packets are dropped until it is adopted, or for
+        /// [`crate::limits::HOLD_S`].
+        Held, HELD = 7, "held";
+    }
+}
 
+impl<const N: usize> Flow<N> {
     /// Whether programs leave the connection to the host's NAT, or are about to.
     #[inline(always)]
     #[must_use]
-    pub const fn is_given(state: u8) -> bool {
-        state >= ADOPTED
+    pub const fn is_given(&self) -> bool {
+        self.state >= flow_state::ADOPTED
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::sizes::sizes;
 use crate::connect_times::BUCKETS;
+use crate::numbered::numbered;
 
 /// Value of `config` (one element): what a restarted agent compares before it takes the maps over.
 #[repr(C)]
@@ -99,7 +100,7 @@ pub struct Event {
     pub protocol: u8,
     /// [`crate::outcome::Outcome`] as a number.
     pub outcome: u8,
-    /// [`hook`].
+    /// [`EventHook`] as a number.
     pub hook: u8,
     /// 4 or 6.
     pub family: u8,
@@ -107,17 +108,19 @@ pub struct Event {
     pub pad: u32,
 }
 
-/// Values of [`Event::hook`].
-pub mod hook {
-    /// The event is about a backend, whatever packet it was learnt from; it has no addresses.
-    pub const NOT_TOLD: u8 = 0;
-    pub const POD_IN: u8 = 1;
-    pub const POD_OUT: u8 = 2;
-    pub const NODE_IN: u8 = 3;
-    pub const NODE_OUT: u8 = 4;
-    pub const BRIDGE_IN: u8 = 5;
-    pub const XDP: u8 = 6;
-    pub const SOCKET: u8 = 7;
+numbered! {
+    /// Where an event was seen: [`Event::hook`].
+    EventHook: u8, hook {
+        /// The event is about a backend, whatever packet it was learnt from; it has no addresses.
+        NotTold, NOT_TOLD = 0, "-";
+        PodIn, POD_IN = 1, "pod_in";
+        PodOut, POD_OUT = 2, "pod_out";
+        NodeIn, NODE_IN = 3, "node_in";
+        NodeOut, NODE_OUT = 4, "node_out";
+        BridgeIn, BRIDGE_IN = 5, "bridge_in";
+        Xdp, XDP = 6, "xdp";
+        Socket, SOCKET = 7, "socket";
+    }
 }
 
 sizes! {

@@ -2,6 +2,7 @@
 
 use super::hash::{mix, mix_address};
 use super::sizes::sizes;
+use crate::numbered::numbered;
 
 /// Key of `services4` / `services6`: one frontend.
 #[repr(C, align(4))]
@@ -33,11 +34,11 @@ pub struct Service {
     pub seal: u32,
     /// Seconds of client affinity; 0: none.
     pub affinity_timeout_s: u32,
-    /// [`scheduler`].
+    /// [`Scheduler`] as a number.
     pub scheduler: u8,
     /// [`service_flags`].
     pub flags: u8,
-    /// [`frontend_kind`].
+    /// [`FrontendKind`] as a number.
     pub kind: u8,
     pub pad: u8,
     /// New flows in a second that each network of external clients may make, on average; 0: any number.
@@ -52,27 +53,36 @@ impl Service {
     pub const NONE: Self = unsafe { core::mem::zeroed() };
 }
 
-/// Values of [`Service::scheduler`].
-pub mod scheduler {
-    /// Any slot, with equal chance.
-    pub const RANDOM: u8 = 0;
-    /// One slot after the other (`round_robin`).
-    pub const ROUND_ROBIN: u8 = 1;
-    /// As round robin, over slots that name each backend as often as its weight asks.
-    pub const WEIGHTED: u8 = 2;
-    /// Of two slots drawn, the one whose backend has fewer connections for its weight (power of two choices).
-    pub const LEAST_CONNECTIONS: u8 = 3;
-    /// By the client's address.
-    pub const SOURCE_HASH: u8 = 4;
-    /// By the tuple, over a table that moves few flows when the backends change.
-    pub const MAGLEV: u8 = 5;
+numbered! {
+    /// How new flows are spread over a service's backends: [`Service::scheduler`]. The names are those of annotations and options, too.
+    Scheduler: u8, scheduler {
+        /// Any slot, with equal chance.
+        Random, RANDOM = 0, "random";
+        /// One slot after the other (`round_robin`).
+        RoundRobin, ROUND_ROBIN = 1, "round-robin";
+        /// As round robin, over slots that name each backend as often as its weight asks.
+        Weighted, WEIGHTED = 2, "weighted";
+        /// Of two slots drawn, the one whose backend has fewer connections for its weight (power of two choices).
+        LeastConnections, LEAST_CONNECTIONS = 3, "least-connections";
+        /// By the client's address.
+        SourceHash, SOURCE_HASH = 4, "source-hash";
+        /// By the tuple, over a table that moves few flows when the backends change.
+        Maglev, MAGLEV = 5, "maglev";
+    }
+}
+
+#[expect(clippy::derivable_impls, reason = "an attribute of a variant would be one of the constant, too")]
+impl Default for Scheduler {
+    fn default() -> Self {
+        Self::Random
+    }
 }
 
 /// Bits of [`Service::flags`].
 pub mod service_flags {
     /// Endpoints exist, but none that clients inside may use (`internalTrafficPolicy: Local`): drop instead of refuse.
     pub const DROP_IF_EMPTY: u8 = 1;
-    /// The same for external clients (`externalTrafficPolicy: Local`).
+    /// Endpoints exist, but none that external clients may use (`externalTrafficPolicy: Local`): drop instead of refuse.
     pub const DROP_OUTSIDE_IF_EMPTY: u8 = 2;
     /// Only clients in `sources4` / `sources6` may pass (`loadBalancerSourceRanges`).
     pub const SOURCE_RANGES: u8 = 4;
@@ -88,15 +98,17 @@ pub mod service_flags {
     pub const DSR: u8 = 128;
 }
 
-/// Values of [`Service::kind`].
-pub mod frontend_kind {
-    pub const CLUSTER_IP: u8 = 0;
-    pub const EXTERNAL_IP: u8 = 1;
-    pub const LOAD_BALANCER: u8 = 2;
-    pub const NODE_PORT: u8 = 3;
-    /// A node port as sockets of the node's own processes see it, by no packet: loopback leads to it, and nobody may bind it. Its
-    /// address is the unspecified one, and stands for all of the node's.
-    pub const HOST_SOCKET: u8 = 4;
+numbered! {
+    /// What a frontend is: [`Service::kind`].
+    FrontendKind: u8, frontend_kind {
+        ClusterIp, CLUSTER_IP = 0, "ClusterIP";
+        ExternalIp, EXTERNAL_IP = 1, "ExternalIP";
+        LoadBalancer, LOAD_BALANCER = 2, "LoadBalancer";
+        NodePort, NODE_PORT = 3, "NodePort";
+        /// A node port as sockets of the node's own processes see it, by no packet: loopback leads to it, and nobody may bind it. Its
+        /// address is the unspecified one, and stands for all of the node's.
+        HostSocket, HOST_SOCKET = 4, "HostSocket";
+    }
 }
 
 /// Value of `slots`: one position in a service's range.

@@ -44,7 +44,7 @@ impl Asker {
     pub(super) fn client<const N: usize, T: Tables<N>>(self, tables: &mut T, address: &[u8; N]) -> Client {
         match self {
             Self::Packet(hook) if hook.has(Hook::FROM_OUTSIDE) => from_outside(tables, address),
-            _ => Client::Near,
+            Self::Packet(_) | Self::Process(_) => Client::Near,
         }
     }
 }

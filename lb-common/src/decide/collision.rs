@@ -15,7 +15,7 @@ use super::step::Step;
 use super::tables::Tables;
 use super::verdict::Action;
 use super::work::{Work, allocation};
-use crate::abi::{flow_flags, flow_state};
+use crate::abi::flow_flags;
 use crate::outcome::Outcome;
 use crate::words;
 
@@ -90,7 +90,7 @@ fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
         return false;
     }
     // The host's NAT tells the two apart.
-    if flow_state::is_given(flow.state) {
+    if flow.is_given() {
         return false;
     }
     let now = Now::from_ns(tables.now_ns());
@@ -105,7 +105,7 @@ fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
     true
 }
 
-/// The same of a handshake, also of one that has left the backend: its answer may be under way.
+/// Whether a handshake holds the tuple, even one that has left the backend: its answer may be under way.
 #[inline(always)]
 fn is_held_by_handshake<const N: usize, T: FlowTables<N>>(
     tables: &mut T,

@@ -11,7 +11,7 @@ use super::maps::FlowRef;
 use super::packet::{Hook, Now, Packet};
 use super::step::Step;
 use super::tables::Tables;
-use super::transition::Transition;
+use super::transition::{EstablishedOriginal, EstablishedReply, EstablishedSyn};
 use super::verdict::Action;
 use super::work::Work;
 use crate::abi::{Flow, flow_state};
@@ -65,10 +65,8 @@ fn draining<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
     if work.connection.is_reply() {
         return reply::<N, T, true>(tables, work, hook, entry);
     }
-    match original::<N, T, true>(tables, work, hook, entry) {
-        Step::Draining => unanswered(tables, work),
-        step => step,
-    }
+    let step = original::<N, T, true>(tables, work, hook, entry);
+    if step == Step::Draining { unanswered(tables, work) } else { step }
 }
 
 /// `DRAINS`: the backend is known to drain.
@@ -81,7 +79,7 @@ fn original<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
 ) -> Step {
     let Work { packet, connection, verdict, .. } = work;
     let flow = &mut connection.original.flow;
-    if flow_state::is_given(flow.state) {
+    if flow.is_given() {
         return Step::Adopted;
     }
     if !collision::translates(tables, packet, hook, flow.flags) {
@@ -93,26 +91,28 @@ fn original<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
     let now = Now::from_ns(tables.now_ns());
     let transition = of_original::<N, T, DRAINS>(tables, packet, flow, now);
     match transition {
-        Transition::Evict => {
+        EstablishedOriginal::Evict => {
             commit::evict(tables, entry, flow, now);
             verdict.evict(packet, flow.backend);
             return Step::Decided;
         }
-        Transition::Move => {
+        EstablishedOriginal::Move => {
             work.beginning = Outcome::Moved;
             return Step::Reselect;
         }
-        Transition::New => return Step::Reselect,
-        Transition::Drain if !DRAINS => return Step::Draining,
-        _ => {}
+        EstablishedOriginal::New => return Step::Reselect,
+        EstablishedOriginal::Drain if !DRAINS => return Step::Draining,
+        EstablishedOriginal::Drain | EstablishedOriginal::Forward => {}
     }
     verdict.translate(Action::ToBackend, flow, forwarded(flow), is_routed(flow, hook));
     let state = state::after_forward(flow.state, packet.key.protocol);
     let is_new = commit::seen(tables, entry, packet, flow, now, state);
-    match transition {
-        Transition::Drain => Step::Draining,
-        _ if is_new => Step::Refresh,
-        _ => Step::Decided,
+    if transition == EstablishedOriginal::Drain {
+        Step::Draining
+    } else if is_new {
+        Step::Refresh
+    } else {
+        Step::Decided
     }
 }
 
@@ -125,50 +125,50 @@ fn reply<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
 ) -> Step {
     let Work { packet, connection, verdict, .. } = work;
     let flow = &mut connection.reply.flow;
-    if flow_state::is_given(flow.state) {
+    if flow.is_given() {
         return Step::Adopted;
     }
     let Some(route) = fast_path::replies(tables, packet, flow, hook) else { return Step::Decided };
     let now = Now::from_ns(tables.now_ns());
     match of_reply::<N, T, DRAINS>(tables, packet, flow, now) {
-        Transition::Evict => {
+        EstablishedReply::Evict => {
             commit::evict(tables, entry, flow, now);
             verdict.evict(packet, flow.backend);
             return Step::Decided;
         }
-        Transition::Over => return Step::Remove,
-        Transition::Drain => return Step::Draining,
-        _ => {}
+        EstablishedReply::Over => return Step::Remove,
+        EstablishedReply::Drain => return Step::Draining,
+        EstablishedReply::Reply => {}
     }
     verdict.translate(Action::ToClient, flow, Outcome::Replied, route);
     let state = flow.state;
     if commit::seen(tables, entry, packet, flow, now, state) { Step::Refresh } else { Step::Decided }
 }
 
-/// A packet of the client that is no SYN. [`Transition::Drain`]: the backend drains; where that is known, it must answer, too.
+/// A packet of the client that is no SYN. [`EstablishedOriginal::Drain`]: the backend drains; where that is known, it must answer, too.
 #[inline(always)]
 fn of_original<const N: usize, T: Tables<N>, const DRAINS: bool>(
     tables: &mut T,
     packet: &Packet<N>,
     flow: &Flow<N>,
     now: Now,
-) -> Transition {
+) -> EstablishedOriginal {
     if flow.backend == 0 {
-        return Transition::Forward;
+        return EstablishedOriginal::Forward;
     }
     let backend = Standing::of(tables, flow, now);
     if !DRAINS && backend.drain_ds != 0 {
-        return Transition::Drain;
+        return EstablishedOriginal::Drain;
     }
     let takes = if DRAINS { backend.takes(packet.key.protocol, flow) } else { backend.lasts };
     let keeps = takes && flow.state != flow_state::EVICTED;
     match packet.is_udp() {
-        false if keeps && DRAINS && closing::asks(packet, flow) => Transition::Drain,
-        false if keeps => Transition::Forward,
-        false => Transition::Evict,
-        true if !keeps || backend.moves => Transition::Move,
-        true if expired(tables, packet.key.protocol, flow, now) => Transition::New,
-        true => Transition::Forward,
+        false if keeps && DRAINS && closing::asks(packet, flow) => EstablishedOriginal::Drain,
+        false if keeps => EstablishedOriginal::Forward,
+        false => EstablishedOriginal::Evict,
+        true if !keeps || backend.moves => EstablishedOriginal::Move,
+        true if expired(tables, packet.key.protocol, flow, now) => EstablishedOriginal::New,
+        true => EstablishedOriginal::Forward,
     }
 }
 
@@ -179,7 +179,7 @@ fn of_reply<const N: usize, T: Tables<N>, const DRAINS: bool>(
     packet: &Packet<N>,
     flow: &Flow<N>,
     now: Now,
-) -> Transition {
+) -> EstablishedReply {
     let is_over = if packet.is_udp() {
         expired(tables, packet.key.protocol, flow, now)
     } else {
@@ -188,17 +188,17 @@ fn of_reply<const N: usize, T: Tables<N>, const DRAINS: bool>(
     if is_over {
         // It answers a direct connection on these ports, of a client whose requests no hook can tell apart: a service's connection
         // that begins anew would have written its entries anew.
-        return Transition::Over;
+        return EstablishedReply::Over;
     }
     if flow.backend == 0 {
-        return Transition::Reply;
+        return EstablishedReply::Reply;
     }
     let backend = Standing::of(tables, flow, now);
     if !DRAINS && backend.drain_ds != 0 {
-        return Transition::Drain;
+        return EstablishedReply::Drain;
     }
     let takes = if DRAINS { backend.takes(packet.key.protocol, flow) } else { backend.lasts };
-    if !takes || flow.state == flow_state::EVICTED { Transition::Evict } else { Transition::Reply }
+    if !takes || flow.state == flow_state::EVICTED { EstablishedReply::Evict } else { EstablishedReply::Reply }
 }
 
 /// What a packet of the original direction counts as.
@@ -220,9 +220,9 @@ fn syn<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hoo
     work.connection.set_keys(&work.packet.key);
     let now = Now::from_ns(tables.now_ns());
     match of_syn(tables, &work.packet, &work.connection.original.flow, now) {
-        Transition::Reopen if commit::reopen(tables, work, now) => {}
-        Transition::Forward => {}
-        _ => return Step::Reselect,
+        EstablishedSyn::Reopen if commit::reopen(tables, work, now) => {}
+        EstablishedSyn::Forward => {}
+        EstablishedSyn::Reopen | EstablishedSyn::New => return Step::Reselect,
     }
     let flow = &work.connection.original.flow;
     work.verdict.translate(Action::ToBackend, flow, forwarded(flow), is_routed(flow, hook));
@@ -231,16 +231,21 @@ fn syn<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hoo
 
 /// A SYN of the client: the connection's own once more, or that of another one.
 #[inline(always)]
-fn of_syn<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, flow: &Flow<N>, now: Now) -> Transition {
+fn of_syn<const N: usize, T: Tables<N>>(
+    tables: &mut T,
+    packet: &Packet<N>,
+    flow: &Flow<N>,
+    now: Now,
+) -> EstablishedSyn {
     let is_other = flow.isn != packet.seq;
     let evicted = flow.state == flow_state::EVICTED;
     if evicted || (is_other && flow.state == flow_state::CLOSING) || expired(tables, packet.key.protocol, flow, now) {
-        return Transition::New;
+        return EstablishedSyn::New;
     }
     if !Standing::of(tables, flow, now).takes(packet.key.protocol, flow) {
-        return Transition::New;
+        return EstablishedSyn::New;
     }
-    if is_other { Transition::Reopen } else { Transition::Forward }
+    if is_other { EstablishedSyn::Reopen } else { EstablishedSyn::Forward }
 }
 
 /// A segment of the client that its backend, which drains, must answer: once the drain period is over, a segment that has stayed unanswered for

@@ -8,6 +8,7 @@ use super::tables::Tables;
 use super::work::Work;
 use crate::abi::{Flow, FlowKey, HalfOpen, UDP, flow_flags, half_open_flags, tag};
 use crate::map;
+use crate::numbered::numbered;
 
 /// The writes to the flow tables. `commit` alone calls them.
 pub trait FlowTables<const N: usize>: Tables<N> {
@@ -146,84 +147,42 @@ pub trait FlowTables<const N: usize>: Tables<N> {
     }
 }
 
-/// What became of a reply tuple that was to be reserved.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reserved {
-    /// A live connection holds the tuple.
-    Taken = 0,
-    Yes,
-    /// The table has no room for it.
-    Full,
-}
-
-impl Reserved {
-    /// From the number that crosses the border between two functions of the programs.
-    #[inline(always)]
-    #[must_use]
-    pub const fn from_number(number: u32) -> Self {
-        match number {
-            1 => Self::Yes,
-            2 => Self::Full,
-            _ => Self::Taken,
-        }
+numbered! {
+    /// What became of a reply tuple that was to be reserved.
+    Reserved: u32, else Taken {
+        /// A live connection holds the tuple.
+        Taken = 0;
+        Yes = 1;
+        /// The table has no room for it.
+        Full = 2;
     }
 }
 
-/// What an answer of the backend found.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accepted {
-    /// Noted in both entries, for the first time.
-    First = 0,
-    /// Noted in both entries once more.
-    Again,
-    /// The original entry is missing, and is to be restored.
-    Missing,
-    /// The connection is established already.
-    Established,
-    /// The tuple is another connection's, or the connection has another backend.
-    Late,
-    /// The table has no room for the claim.
-    Full,
-}
-
-impl Accepted {
-    /// From the number that crosses the border between two functions of the programs.
-    #[inline(always)]
-    #[must_use]
-    pub const fn from_number(number: u32) -> Self {
-        match number {
-            0 => Self::First,
-            1 => Self::Again,
-            2 => Self::Missing,
-            3 => Self::Established,
-            5 => Self::Full,
-            _ => Self::Late,
-        }
+numbered! {
+    /// What an answer of the backend found.
+    Accepted: u32, else Late {
+        /// Noted in both entries, for the first time.
+        First = 0;
+        /// Noted in both entries once more.
+        Again = 1;
+        /// The original entry is missing, and is to be restored.
+        Missing = 2;
+        /// The connection is established already.
+        Established = 3;
+        /// The tuple is another connection's, or the connection has another backend.
+        Late = 4;
+        /// The table has no room for the claim.
+        Full = 5;
     }
 }
 
-/// What became of a handshake that was to become an established connection.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Established {
-    Yes = 0,
-    /// The tuple is another connection's by now.
-    Late,
-    /// The table has no room for it.
-    Full,
-}
-
-impl Established {
-    /// From the number that crosses the border between two functions of the programs.
-    #[inline(always)]
-    #[must_use]
-    pub const fn from_number(number: u32) -> Self {
-        match number {
-            0 => Self::Yes,
-            1 => Self::Late,
-            _ => Self::Full,
-        }
+numbered! {
+    /// What became of a handshake that was to become an established connection.
+    Established: u32, else Full {
+        Yes = 0;
+        /// The tuple is another connection's by now.
+        Late = 1;
+        /// The table has no room for it.
+        Full = 2;
     }
 }

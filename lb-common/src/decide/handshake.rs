@@ -3,7 +3,7 @@
 use super::lifetime::{Standing, expired};
 use super::packet::{Hook, Now, Packet};
 use super::tables::Tables;
-use super::transition::Transition;
+use super::transition::{HandshakeOriginal, HandshakeReply};
 use crate::abi::{HalfOpen, TCP, flow_flags, half_open_flags};
 
 /// What a SYN, or what a client sends before it hears anything, may carry at most.
@@ -17,15 +17,15 @@ pub(super) fn original<const N: usize, T: Tables<N>>(
     entry: &mut HalfOpen<N>,
     hook: Hook,
     now: Now,
-) -> Transition {
+) -> HandshakeOriginal {
     let flow = &entry.flow;
     let is_other = packet.opens() && flow.isn != packet.seq;
     if is_other || entry.flags & half_open_flags::SECOND != 0 || expired(tables, packet.key.protocol, flow, now) {
-        return Transition::New;
+        return HandshakeOriginal::New;
     }
     let backend = Standing::of(tables, flow, now);
     if !backend.keeps || (packet.is_udp() && backend.moves) {
-        return if packet.is_udp() { Transition::Move } else { Transition::New };
+        return if packet.is_udp() { HandshakeOriginal::Move } else { HandshakeOriginal::New };
     }
     // No stack sends a SYN again within the second (RFC 6298, section 2): the network has doubled it.
     if packet.opens() && flow.seen_s != now.s {
@@ -33,10 +33,10 @@ pub(super) fn original<const N: usize, T: Tables<N>>(
         let moves = entry.flags & (half_open_flags::MOVES | half_open_flags::ANSWERED) == half_open_flags::MOVES;
         // Two backends must not process the same data (RFC 7413).
         if moves && packet.payload == 0 && hook.has(Hook::FROM_CLIENT) {
-            return Transition::Retry;
+            return HandshakeOriginal::Retry;
         }
     }
-    if is_reset(packet, entry) { Transition::Abort } else { Transition::Forward }
+    if is_reset(packet, entry) { HandshakeOriginal::Abort } else { HandshakeOriginal::Forward }
 }
 
 /// Whether the client wants no connection of what was answered: its RST has the number that the answer acknowledged.
@@ -91,21 +91,21 @@ pub(super) fn reply<const N: usize, T: Tables<N>>(
     entry: &HalfOpen<N>,
     backend: Standing,
     now: Now,
-) -> Transition {
+) -> HandshakeReply {
     if expired(tables, packet.key.protocol, &entry.flow, now) {
         // Nobody remembers the question: the packet is of another connection on these ports.
-        return Transition::Over;
+        return HandshakeReply::Over;
     }
     if entry.flags & half_open_flags::LOST != 0 {
-        return Transition::Late;
+        return HandshakeReply::Late;
     }
     if !backend.keeps {
-        return Transition::Evict;
+        return HandshakeReply::Evict;
     }
     let resumed = entry.flags & half_open_flags::RESUMED != 0;
     // A backend that goes on knows the connection.
     if packet.is_udp() || (resumed && goes_on(packet, entry)) {
-        return Transition::Establish;
+        return HandshakeReply::Establish;
     }
     let accepts = packet.accepts();
     // Of another attempt on the same tuple, or forged: the client judges. So it does what follows its answer.
@@ -113,13 +113,13 @@ pub(super) fn reply<const N: usize, T: Tables<N>>(
         || !acknowledges_syn(packet, entry)
         || (!accepts && (resumed || entry.flags & half_open_flags::ANSWERED != 0))
     {
-        return Transition::Reply;
+        return HandshakeReply::Reply;
     }
     match accepts {
-        false if entry.flow.backend == 0 => Transition::Abort,
-        false => Transition::Retry,
-        true if entry.flow.backend == 0 || took_data(packet, entry) => Transition::Establish,
-        true => Transition::Accept,
+        false if entry.flow.backend == 0 => HandshakeReply::Abort,
+        false => HandshakeReply::Retry,
+        true if entry.flow.backend == 0 || took_data(packet, entry) => HandshakeReply::Establish,
+        true => HandshakeReply::Accept,
     }
 }
 

@@ -28,7 +28,7 @@ pub fn refused<const N: usize>(work: &mut Work<N>) -> bool {
         // The flow is forgotten, and the client gets the error.
         Action::ToClient => work.verdict.outcome = Outcome::IcmpTranslated,
         Action::Drop => {}
-        _ => return false,
+        Action::Pass | Action::ToBackend | Action::Refuse => return false,
     }
     true
 }

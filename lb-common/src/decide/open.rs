@@ -8,7 +8,7 @@ use super::lifetime::Standing;
 use super::packet::{Hook, Now};
 use super::step::Step;
 use super::tables::Tables;
-use super::transition::Transition;
+use super::transition::{HandshakeOriginal, HandshakeReply};
 use super::verdict::Action;
 use super::work::{Work, allocation};
 use super::{affinity, collision, connect_time, dsr, fast_path, handshake, outlier, retained, select, share};
@@ -53,20 +53,20 @@ pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
         return Step::Decided;
     }
     match handshake::original(tables, packet, &mut connection.original, hook, now) {
-        transition @ (Transition::New | Transition::Move) => {
+        transition @ (HandshakeOriginal::New | HandshakeOriginal::Move) => {
             commit::remove(tables, work);
-            if transition == Transition::Move {
+            if transition == HandshakeOriginal::Move {
                 work.beginning = Outcome::Moved;
             }
             return Step::Select;
         }
-        Transition::Retry => return Step::Retry,
-        Transition::Abort => {
+        HandshakeOriginal::Retry => return Step::Retry,
+        HandshakeOriginal::Abort => {
             let flow = &connection.original.flow;
             verdict.translate(Action::ToBackend, flow, forwarded(flow), is_routed(flow, hook));
             commit::remove(tables, work);
         }
-        _ => forward(tables, work, hook, now),
+        HandshakeOriginal::Forward => forward(tables, work, hook, now),
     }
     Step::Decided
 }
@@ -98,33 +98,39 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
     let Some(route) = fast_path::replies(tables, packet, flow, hook) else { return Step::Decided };
     let backend = Standing::of(tables, flow, now);
     let transition = handshake::reply(tables, packet, &connection.reply, backend, now);
-    if matches!(transition, Transition::Accept | Transition::Establish) {
+    if matches!(transition, HandshakeReply::Accept | HandshakeReply::Establish) {
         connect_time::end(tables, &connection.reply);
     }
     match transition {
-        Transition::Over => {
+        HandshakeReply::Over => {
             commit::remove(tables, work);
             return Step::Decided;
         }
-        Transition::Late => {
+        HandshakeReply::Late => {
             verdict.late(packet, connection.reply.flow.backend);
             if packet.accepts() {
                 outlier::answered(tables, connection.reply.flow.backend, backend.generation, now);
             }
             return Step::Decided;
         }
-        Transition::Evict => {
+        HandshakeReply::Evict => {
             verdict.evict(packet, connection.reply.flow.backend);
             return Step::Decided;
         }
-        _ => verdict.translate(Action::ToClient, &connection.reply.flow, Outcome::Replied, route),
+        HandshakeReply::Reply
+        | HandshakeReply::Abort
+        | HandshakeReply::Retry
+        | HandshakeReply::Accept
+        | HandshakeReply::Establish => {
+            verdict.translate(Action::ToClient, &connection.reply.flow, Outcome::Replied, route);
+        }
     }
     match transition {
-        Transition::Abort => commit::remove(tables, work),
-        Transition::Retry => return Step::Retry,
-        Transition::Accept => accept(tables, work, backend.generation, now),
+        HandshakeReply::Abort => commit::remove(tables, work),
+        HandshakeReply::Retry => return Step::Retry,
+        HandshakeReply::Accept => accept(tables, work, backend.generation, now),
         // The client itself is refused at its next SYN.
-        Transition::Establish
+        HandshakeReply::Establish
             if backend.generation != 0
                 && !packet.is_udp()
                 && share::is_exceeded(tables, &connection.reply.flow.client, connection.reply.flow.flags) =>
@@ -132,7 +138,7 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
             verdict.late(packet, connection.reply.flow.backend);
             verdict.outcome = Outcome::RefusedClientShare;
         }
-        Transition::Establish => {
+        HandshakeReply::Establish => {
             connection.reply.flow.state = flow_state::OPEN;
             match establish(tables, work, backend.generation, now) {
                 Established::Yes if backend.generation != 0 => {
@@ -146,7 +152,7 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
                 }
             }
         }
-        _ => {}
+        HandshakeReply::Reply | HandshakeReply::Over | HandshakeReply::Late | HandshakeReply::Evict => {}
     }
     Step::Decided
 }

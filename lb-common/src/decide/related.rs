@@ -38,7 +38,7 @@ pub(super) fn translate<const N: usize, T: Tables<N>>(
     let Work { packet, connection, verdict, .. } = work;
     let is_reply = connection.is_reply();
     let flow = &connection.entry().flow;
-    if flow_state::is_given(flow.state) {
+    if flow.is_given() {
         verdict.settle(Action::Pass, Outcome::Adopted);
         return Related::NotHere;
     }

@@ -1,7 +1,7 @@
 //! Which slot of a service's range a new flow gets. Every scheduler takes the same few steps, however many backends there are.
 
 use super::tables::Tables;
-use crate::abi::{FlowKey, Service, address_tag, scheduler, service_flags, tag};
+use crate::abi::{FlowKey, Scheduler, Service, address_tag, service_flags, tag};
 
 /// The position in the range that serves clients inside. Attempt 0 is the scheduler's own choice; later ones look for another
 /// backend, which may be the same one again. A service without slots has position 0.
@@ -16,14 +16,16 @@ pub(super) fn position<const N: usize, T: Tables<N>>(
     attempt: u32,
 ) -> u32 {
     let count = service.slot_count;
-    match service.scheduler {
+    // A number that no scheduler has counts as random.
+    match Scheduler::from_number(service.scheduler).unwrap_or(Scheduler::Random) {
         // Each attempt is a turn of its own: those that are passed over leave the others an even share.
-        scheduler::ROUND_ROBIN | scheduler::WEIGHTED => tables.turn(service.id).checked_rem(count).unwrap_or(0),
-        _ if is_process(key) => scaled(tables.random(), count),
-        scheduler::LEAST_CONNECTIONS => least_connections(tables, service.slot_base, count),
-        scheduler::SOURCE_HASH => hashed(key, false, attempt, count),
-        scheduler::MAGLEV => hashed(key, !sticks_by_hash(service), attempt, count),
-        _ => scaled(tables.random(), count),
+        Scheduler::RoundRobin | Scheduler::Weighted => tables.turn(service.id).checked_rem(count).unwrap_or(0),
+        Scheduler::LeastConnections if !is_process(key) => least_connections(tables, service.slot_base, count),
+        Scheduler::SourceHash if !is_process(key) => hashed(key, false, attempt, count),
+        Scheduler::Maglev if !is_process(key) => hashed(key, !sticks_by_hash(service), attempt, count),
+        Scheduler::Random | Scheduler::LeastConnections | Scheduler::SourceHash | Scheduler::Maglev => {
+            scaled(tables.random(), count)
+        }
     }
 }
 

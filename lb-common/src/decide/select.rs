@@ -45,7 +45,7 @@ pub fn select<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, 
         }
         Picked::Empty => verdict.refuse(packet, Outcome::RefusedNoEndpoint),
         Picked::Unasked => verdict.refuse(packet, Outcome::RefusedNoFlow),
-        _ => verdict.drop(Outcome::DroppedTorn),
+        Picked::Torn | Picked::NoService => verdict.drop(Outcome::DroppedTorn),
     }
     // The verdict holds if there is no such connection.
     let may_be_known = matches!(picked, Picked::Denied | Picked::Empty | Picked::Unasked);
@@ -59,10 +59,12 @@ fn pick_for_packet<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work
         return dsr::arrived(tables, work, hook, begins);
     }
     // Most packets that come here are no service's, and the clock takes longer than the look-up: it is read to pick a backend only.
-    let (wish, now_ns) = match work.beginning {
-        _ if !begins => (Wish::NONE, 0),
-        Outcome::Moved => (Wish::AGAIN, tables.now_ns()),
-        _ => (Wish::PROBE, tables.now_ns()),
+    let (wish, now_ns) = if !begins {
+        (Wish::NONE, 0)
+    } else if work.beginning == Outcome::Moved {
+        (Wish::AGAIN, tables.now_ns())
+    } else {
+        (Wish::PROBE, tables.now_ns())
     };
     let now = Now::from_ns(now_ns);
     pick(tables, &work.packet.key, Asker::Packet(hook), 0, wish, now, &mut work.pick)

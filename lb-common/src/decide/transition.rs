@@ -1,24 +1,75 @@
-//! What a packet does to its connection.
+//! What a packet does to its connection. One enum for each phase and direction, so that a step handles all that may come. The modules that decide a
+//! transition read tables and write none: a step commits it (ADR 0029).
 
-/// The transition of a connection by a packet. The modules that decide it read tables and write none: a step commits it.
+/// An established connection: a packet of the client that is no SYN.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Transition {
-    /// Original direction: to the backend.
+pub(super) enum EstablishedOriginal {
+    /// To the backend.
     Forward,
     /// The backend drains: more must be asked.
     Drain,
-    /// Reply direction: to the client.
-    Reply,
     /// The connection is over, and the packet begins a new one.
     New,
     /// UDP: the backend takes no more, and the datagram goes to another one.
     Move,
+    /// The backend is gone, and the sender gets a reset.
+    Evict,
+}
+
+/// An established connection: a SYN on its tuple.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EstablishedSyn {
+    /// The connection's own SYN once more, to the backend.
+    Forward,
+    /// The connection is over, and the SYN begins a new one.
+    New,
+    /// A SYN of another connection, while this one goes on.
+    Reopen,
+}
+
+/// An established connection: a packet of the backend.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EstablishedReply {
+    /// To the client.
+    Reply,
+    /// The backend drains: more must be asked.
+    Drain,
     /// The connection is over, and the packet is none of its.
+    Over,
+    /// The backend is gone, and the sender gets a reset.
+    Evict,
+}
+
+/// A handshake: a packet of the client.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HandshakeOriginal {
+    /// To the backend.
+    Forward,
+    /// The handshake is over, and the packet begins a new one.
+    New,
+    /// UDP: the backend takes no more, and the datagram goes to another one.
+    Move,
+    /// The packet ends the handshake, and goes on.
+    Abort,
+    /// Nobody answers: another backend may take the connection.
+    Retry,
+}
+
+/// A handshake: what comes back.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HandshakeReply {
+    /// To the client.
+    Reply,
+    /// The handshake is over, and the packet is none of its.
     Over,
     /// The packet ends the handshake, and goes on.
     Abort,
-    /// Nobody answers, or the backend refuses: another backend may take the connection.
+    /// The backend refuses: another backend may take the connection.
     Retry,
     /// The backend is gone, and the sender gets a reset.
     Evict,
@@ -28,6 +79,4 @@ pub(super) enum Transition {
     Accept,
     /// The handshake is complete.
     Establish,
-    /// A SYN of another connection on an established one's tuple.
-    Reopen,
 }

@@ -145,7 +145,7 @@ pub fn verdict<const N: usize>(skb: *mut __sk_buff) -> i32 {
             work.packet.key.dst = message.dst;
             unrelated(&mut tables, scratch)
         }
-        _ => TcStage::Verdict,
+        Action::Refuse | Action::Drop => TcStage::Verdict,
     };
     tail_call::tc::<N>(skb, stage, DROP)
 }

@@ -25,11 +25,9 @@ use crate::tc::skb::{load, resize, store};
 pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32 {
     let Some(scratch) = maps::scratch::<N>() else { return DROP };
     let (work, offsets) = (&scratch.work, scratch.offsets());
-    let belongs_nowhere = match work.verdict.outcome {
-        Outcome::RefusedNoFlow | Outcome::Evicted | Outcome::RefusedLate => true,
-        Outcome::RefusedClientShare => !opens(work.packet.tcp_flags),
-        _ => false,
-    };
+    let outcome = work.verdict.outcome;
+    let belongs_nowhere = matches!(outcome, Outcome::RefusedNoFlow | Outcome::Evicted | Outcome::RefusedLate)
+        || (outcome == Outcome::RefusedClientShare && !opens(work.packet.tcp_flags));
     if !counters::may_answer(work.verdict.outcome) {
         return DROP;
     }

@@ -71,7 +71,7 @@ pub fn act<const N: usize>(
         Action::ToBackend if hook.has(Hook::FROM_CLIENT) && FAST_PATH_ON.load() != 0 && flow_link::way(link) != 0 => {
             Some(TcStage::NodeFastPath)
         }
-        _ => None,
+        Action::ToBackend | Action::ToClient => None,
     };
     if let Some(stage) = further {
         scratch.enter(point, offsets.transport);

@@ -60,7 +60,7 @@ pub fn act<const N: usize>(context: *mut xdp_md, scratch: &mut Scratch<N>) -> u3
         }
         Action::ToBackend if work.verdict.port == 0 => tail_call::xdp::<N>(context, XdpStage::Encapsulate, XDP_PASS),
         _ if work.verdict.route => tail_call::xdp::<N>(context, XdpStage::Route, XDP_PASS),
-        _ => {
+        Action::ToBackend | Action::ToClient => {
             counters::packet(work, hook::XDP, ifindex, work.packet.length);
             if scratch.is_encapsulated && take_off::<N>(context).is_err() {
                 return lost();

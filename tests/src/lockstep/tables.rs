@@ -231,7 +231,7 @@ fn end_adopted<const N: usize>(random: &mut Random, lockstep: &mut Lockstep, hos
 where
     LoadedPrograms: Maps<N>,
 {
-    let adopted = host.memory.flows.iter().filter(|(_, flow)| flow_state::is_given(flow.state));
+    let adopted = host.memory.flows.iter().filter(|(_, flow)| flow.is_given());
     let Some(key) = any_key(random, adopted.map(|(key, _)| key)) else { return Ok(()) };
     let flow = host.memory.flows[&key];
     if random.one_in(2) {
@@ -242,7 +242,7 @@ where
     }
     let opposite = pair_key(&key, &flow);
     for key in [key, opposite] {
-        if host.memory.flows.get(&key).is_some_and(|flow| flow_state::is_given(flow.state)) {
+        if host.memory.flows.get(&key).is_some_and(|flow| flow.is_given()) {
             lockstep.programs.remove_flow(key)?;
             host.memory.flows.remove(&key);
         }

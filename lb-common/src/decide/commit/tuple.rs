@@ -1,6 +1,6 @@
 //! Writes for the reply tuple of a new connection: it is claimed, or taken from a connection that gives it up.
 
-use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags, flow_state};
+use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags};
 use crate::decide::connection::{Connection, leads_to, same, set_opposite_key};
 use crate::decide::flow_tables::{FlowTables, Reserved};
 use crate::decide::lifetime::{is_over, uncount};
@@ -70,7 +70,7 @@ fn established_yields<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &m
         return true;
     }
     // Conntrack knows an adopted connection until the agent removes its entries, also where the client begins another one.
-    if stored.flags & flow_flags::REPLY == 0 || flow_state::is_given(stored.state) {
+    if stored.flags & flow_flags::REPLY == 0 || stored.is_given() {
         return false;
     }
     set_opposite_key(reply_key, stored, stored_key);
@@ -111,7 +111,7 @@ fn remove_original<const N: usize, T: FlowTables<N>>(
     }
 }
 
-/// The same of a handshake.
+/// Removes the original entry of a handshake as [`remove_original`] does that of an established connection.
 #[inline(always)]
 fn remove_original_handshake<const N: usize, T: FlowTables<N>>(
     tables: &mut T,
@@ -144,7 +144,7 @@ pub fn release<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work
     tables.remove_flow(reply_key);
 }
 
-/// The same of a handshake.
+/// Removes the handshake that holds the tuple: its reply entry is in `stored`, its original key in `stored_key`.
 #[inline(always)]
 pub fn release_handshake<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
     let reply_key = &work.connection.reply_key;
@@ -164,7 +164,7 @@ pub fn take_replies<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut
     }
 }
 
-/// The same of a handshake.
+/// UDP: takes the replies from the handshake that holds the tuple. Its next request takes them back.
 #[inline(always)]
 pub fn take_handshake_replies<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
     let Work { connection: Connection { reply_key, .. }, stored, stored_key, .. } = work;

@@ -132,7 +132,7 @@ where
         if self.adopted >= self.table.capacity() / 8 * MOST_QUARTERS {
             return Ok(Room::Full);
         }
-        let is_known = self.table.get(&original)?.is_some_and(|found| flow_state::is_given(found.state));
+        let is_known = self.table.get(&original)?.is_some_and(|found| found.is_given());
         match self.put(&reply, &back)? {
             Room::Written => {}
             other => return Ok(other),
@@ -152,7 +152,7 @@ where
         match self.table.put_new(key, flow) {
             Ok(true) => Ok(Room::Written),
             // Of an adoption that was broken off.
-            Ok(false) if self.table.get(key)?.is_some_and(|found| flow_state::is_given(found.state)) => {
+            Ok(false) if self.table.get(key)?.is_some_and(|found| found.is_given()) => {
                 self.table.replace(key, flow)?;
                 Ok(Room::Written)
             }
@@ -182,11 +182,11 @@ where
     fn remove(&mut self, original: &Tuple, reply: &Tuple) -> io::Result<()> {
         for tuple in [original, reply] {
             let Some(key) = entries::key(tuple) else { continue };
-            if !self.table.get(&key)?.is_some_and(|flow| flow_state::is_given(flow.state)) {
+            if !self.table.get(&key)?.is_some_and(|flow| flow.is_given()) {
                 continue;
             }
             // A connection of Ballast that took the tuple at this moment is put back.
-            if let Some(taken) = self.table.take(&key)?.filter(|taken| !flow_state::is_given(taken.state)) {
+            if let Some(taken) = self.table.take(&key)?.filter(|taken| !taken.is_given()) {
                 self.table.put_new(&key, &taken)?;
             }
         }
