@@ -21,6 +21,8 @@ pub trait Map: 'static {
     const ID: MapId;
     /// Its name, as pinned.
     const NAME: &'static str;
+    /// Has one value for each key, which is read and written by it: no ring, no storage of sockets, and not one value for each CPU.
+    const IS_PLAIN: bool;
     type Key: Record + Eq + Hash;
     /// Of one CPU, if each has its own.
     type Value: Record;
@@ -54,29 +56,30 @@ pub mod kinds {
     /// Key and value of a map.
     pub trait Entry {
         type Key;
-        type Value;
+        type Value: 'static;
+        /// Has one value for each key, which is read and written by it.
+        const IS_PLAIN: bool;
+        const SIZES: (usize, usize) = (size_of::<Self::Key>(), size_of::<Self::Value>());
+        const VALUE: fn() -> TypeId = TypeId::of::<Self::Value>;
     }
 
-    pub struct Pair<K, V>(PhantomData<(K, V)>);
+    /// Of a map for which `IS_PLAIN` holds, or not.
+    pub struct Pair<K, V, const IS_PLAIN: bool>(PhantomData<(K, V)>);
 
-    impl<K, V> Entry for Pair<K, V> {
+    impl<K, V: 'static, const IS_PLAIN: bool> Entry for Pair<K, V, IS_PLAIN> {
         type Key = K;
         type Value = V;
+        const IS_PLAIN: bool = IS_PLAIN;
     }
 
-    impl<K, V: 'static> Pair<K, V> {
-        pub const SIZES: (usize, usize) = (size_of::<K>(), size_of::<V>());
-        pub const VALUE: fn() -> TypeId = TypeId::of::<V>;
-    }
-
-    pub type HashMap<K, V> = Pair<K, V>;
-    pub type LruHashMap<K, V> = Pair<K, V>;
-    pub type PerCpuHashMap<K, V> = Pair<K, V>;
-    pub type Array<V> = Pair<u32, V>;
-    pub type PerCpuArray<V> = Pair<u32, V>;
-    pub type LpmTrie<K, V> = Pair<super::Prefix<K>, V>;
-    pub type SkStorage<V> = Pair<i32, V>;
-    pub type RingBuf<V> = Pair<[u8; 0], V>;
+    pub type HashMap<K, V> = Pair<K, V, true>;
+    pub type LruHashMap<K, V> = Pair<K, V, true>;
+    pub type Array<V> = Pair<u32, V, true>;
+    pub type LpmTrie<K, V> = Pair<super::Prefix<K>, V, true>;
+    pub type PerCpuHashMap<K, V> = Pair<K, V, false>;
+    pub type PerCpuArray<V> = Pair<u32, V, false>;
+    pub type SkStorage<V> = Pair<i32, V, false>;
+    pub type RingBuf<V> = Pair<[u8; 0], V, false>;
 }
 
 macro_rules! ids {
@@ -106,6 +109,17 @@ macro_rules! ids {
                 $constant,
             )*)*
         }
+
+        impl MapId {
+            /// Its name, as pinned.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($(Self::$four => $name4, Self::$six => $name6,)*)*
+                    $($(Self::$constant => $name,)*)*
+                }
+            }
+        }
     };
 }
 
@@ -134,6 +148,7 @@ macro_rules! markers {
             impl<const N: usize> Map for $markers<N> {
                 const ID: MapId = if N == 4 { MapId::$four } else { MapId::$six };
                 const NAME: &'static str = if N == 4 { $name4 } else { $name6 };
+                const IS_PLAIN: bool = <kinds::$kinds<$($records),*> as kinds::Entry>::IS_PLAIN;
                 type Key = <kinds::$kinds<$($records),*> as kinds::Entry>::Key;
                 type Value = <kinds::$kinds<$($records),*> as kinds::Entry>::Value;
             }
@@ -146,6 +161,7 @@ macro_rules! markers {
             impl Map for $marker {
                 const ID: MapId = MapId::$constant;
                 const NAME: &'static str = $name;
+                const IS_PLAIN: bool = <kinds::$kind<$($record),*> as kinds::Entry>::IS_PLAIN;
                 type Key = <kinds::$kind<$($record),*> as kinds::Entry>::Key;
                 type Value = <kinds::$kind<$($record),*> as kinds::Entry>::Value;
             }

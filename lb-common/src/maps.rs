@@ -5,7 +5,8 @@
 use core::any::TypeId;
 
 pub use crate::family::Family;
-use crate::map::kinds;
+use crate::map::MapId;
+use crate::map::kinds::{self, Entry as _};
 use crate::service_cidrs::Cover;
 use crate::{abi, limits, vip_filter};
 
@@ -80,7 +81,7 @@ macro_rules! for_each_map {
                     /// Packets by service port or backend, and by outcome, on each CPU.
                     Stats = STATS "stats": PerCpuHashMap<abi::StatKey, u64>[limits::STATS, ON_DEMAND], Counted;
                     /// Histograms of connect times, with `--connect-times on`: one for all CPUs, as one for each would take too much room.
-                    ConnectTimes = CONNECT_TIMES "connect_times": HashMap<abi::ConnectKey, abi::ConnectTimes>[1, ON_DEMAND], Counted is_resizable;
+                    ConnectTimes = CONNECT_TIMES "connect_times": HashMap<abi::ConnectKey, abi::ConnectTimes>[1, ON_DEMAND], Counted is_resizable is_younger;
                     /// Event records of the programs, for one reader.
                     Events = EVENTS "events": RingBuf<abi::Event>[limits::EVENTS_BYTES], Fresh;
                     /// Interfaces by index: role, peer namespace and flags.
@@ -96,9 +97,9 @@ macro_rules! for_each_map {
                     /// Links of pods by bridge and link-layer address.
                     BridgePorts = BRIDGE_PORTS "bridge_ports": HashMap<abi::BridgePortKey, abi::BridgePort>[limits::LINKS, ON_DEMAND], Planned;
                     /// Bits of addresses that certainly belong to no service; the agent writes single words of it.
-                    VipFilter = VIP_FILTER "vip_filter": Array<[u64; vip_filter::WORDS]>[1, SHARED], Fresh is_audited;
+                    VipFilter = VIP_FILTER "vip_filter": Array<[u64; vip_filter::WORDS]>[1, SHARED], Fresh is_audited is_younger;
                     /// Until when segments of unknown connections are left to the host's stack, in seconds of `CLOCK_MONOTONIC`; 0: never.
-                    Adoption = ADOPTION "adoption": Array<u32>[1], Planned;
+                    Adoption = ADOPTION "adoption": Array<u32>[1], Planned is_younger;
                     /// The prefix that all service CIDRs of a family have in common: it spares most packets a look-up in `networks4` and `networks6`.
                     ServiceCidrs = SERVICE_CIDRS "service_cidrs": Array<Cover>[FAMILIES], Planned is_audited;
                     /// Established connections of each client, by hashes of its address; the agent corrects them.
@@ -216,6 +217,7 @@ impl Family {
 /// The declaration of a map that is pinned in a set of tables.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
+    pub id: MapId,
     pub name: &'static str,
     /// What it holds.
     pub doc: &'static str,
@@ -226,6 +228,10 @@ pub struct Table {
     /// Its default capacity, as the declaration has it.
     pub capacity: &'static str,
     pub nature: Nature,
+    /// [`crate::map::Map::IS_PLAIN`].
+    pub is_plain: bool,
+    /// Sets of tables of earlier versions have none.
+    pub is_younger: bool,
     /// Names elements of other tables by id or place, or is named so: these stay in step if the agent writes all of them or none.
     pub is_linked: bool,
     /// The audit compares it with what the agent wrote.
@@ -254,16 +260,19 @@ macro_rules! six {
 }
 
 macro_rules! described {
-    ($($doc:literal)*, $name:literal, $kind:ident<$($record:ty),*>, $capacity:expr, $nature:ident $(($family:ident))? $($mark:ident)*) => {
+    ($($doc:literal)*, $id:ident $name:literal, $kind:ident<$($record:ty),*>, $capacity:expr, $nature:ident $(($family:ident))? $($mark:ident)*) => {
         Table {
             $($mark: true,)*
             ..Table {
+                id: MapId::$id,
                 name: $name,
                 doc: concat!($($doc),*),
                 sizes: kinds::$kind::<$($record),*>::SIZES,
                 value: kinds::$kind::<$($record),*>::VALUE,
                 capacity: $capacity,
                 nature: Nature::$nature $(($family))?,
+                is_plain: kinds::$kind::<$($record),*>::IS_PLAIN,
+                is_younger: false,
                 is_linked: false,
                 is_audited: false,
                 is_resizable: false,
@@ -295,7 +304,7 @@ macro_rules! declared {
                     const N: usize = 4;
                     #[allow(dead_code)]
                     const FAMILY: Family = Family::V4;
-                    described!($($docs)*, $name4, $kinds<$($records),*>, stringify!($capacity4), $natures $(($family))? $($marks)*)
+                    described!($($docs)*, $four $name4, $kinds<$($records),*>, stringify!($capacity4), $natures $(($family))? $($marks)*)
                 },
                 {
                     #[allow(dead_code)]
@@ -303,11 +312,11 @@ macro_rules! declared {
                     #[allow(dead_code)]
                     const FAMILY: Family = Family::V6;
                     described!(
-                        $($docs)*, $name6, $kinds<$($records),*>, six!($capacity4 $(; $capacity6)?), $natures $(($family))? $($marks)*
+                        $($docs)*, $six $name6, $kinds<$($records),*>, six!($capacity4 $(; $capacity6)?), $natures $(($family))? $($marks)*
                     )
                 },
             )*
-            $(described!($($doc)*, $name, $kind<$($record),*>, concat!($(stringify!($capacity))?), $nature $($mark)*),)*
+            $(described!($($doc)*, $constant $name, $kind<$($record),*>, concat!($(stringify!($capacity))?), $nature $($mark)*),)*
         ];
     };
 }

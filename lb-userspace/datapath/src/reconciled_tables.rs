@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeMap, fmt, io, net::IpAddr, path::Path};
 
-use aya::{Pod, maps::lpm_trie::Key};
+use aya::Pod;
 use ipnet::IpNet;
 use lb_common::{
-    abi::{Masquerade, Network, NetworkKey, map_name},
+    abi::{Masquerade, Network, NetworkKey},
+    map::{self, Map, Prefix},
     service_cidrs::Cover,
 };
 
@@ -13,7 +14,7 @@ use super::{
     DatapathError, Fault,
     sources::{Wanted, covers},
 };
-use lb_tables::{Calls, MapError, Table};
+use lb_tables::{Calls, MapError, Table, open_table};
 
 /// A table, and what was last read of it or written to it. `I` stands for the key, which has no order of its own.
 struct ReconciledTable<I, K, V> {
@@ -24,8 +25,12 @@ struct ReconciledTable<I, K, V> {
 }
 
 impl<I: Clone + Ord, K: Pod, V: Pod + PartialEq> ReconciledTable<I, K, V> {
-    fn open(dir: &Path, name: &'static str, key: fn(&I) -> Option<K>, id: fn(K) -> I) -> Result<Self, DatapathError> {
-        let table = Table::open(dir, name, &Calls::default()).map_err(unusable)?;
+    fn open<M: Map<Key = K, Value = V>>(
+        dir: &Path,
+        key: fn(&I) -> Option<K>,
+        id: fn(K) -> I,
+    ) -> Result<Self, DatapathError> {
+        let table = open_table::<M>(dir, &Calls::default()).map_err(unusable)?;
         let mut table = Self { table, held: BTreeMap::new(), key, id };
         table.held = table.found()?;
         Ok(table)
@@ -96,8 +101,8 @@ fn unusable(error: MapError) -> DatapathError {
 
 /// `networks4`, `networks6`, `service_cidrs`, `masquerade4` and `masquerade6`.
 pub(super) struct Sources {
-    networks4: ReconciledTable<IpNet, Key<NetworkKey<4>>, Network>,
-    networks6: ReconciledTable<IpNet, Key<NetworkKey<16>>, Network>,
+    networks4: ReconciledTable<IpNet, Prefix<NetworkKey<4>>, Network>,
+    networks6: ReconciledTable<IpNet, Prefix<NetworkKey<16>>, Network>,
     /// An array: each of its elements is always wanted, so none is ever deleted.
     service_cidrs: ReconciledTable<u32, u32, Cover>,
     masquerade4: ReconciledTable<u32, u32, Masquerade<4>>,
@@ -114,11 +119,11 @@ impl Sources {
     /// Takes over what an agent before this one left.
     pub fn open(dir: &Path) -> Result<Self, DatapathError> {
         Ok(Self {
-            networks4: ReconciledTable::open(dir, map_name::NETWORKS4, key4, id4)?,
-            networks6: ReconciledTable::open(dir, map_name::NETWORKS6, key6, id6)?,
-            service_cidrs: ReconciledTable::open(dir, map_name::SERVICE_CIDRS, |id| Some(*id), |key| key)?,
-            masquerade4: ReconciledTable::open(dir, map_name::MASQUERADE4, |id| Some(*id), |key| key)?,
-            masquerade6: ReconciledTable::open(dir, map_name::MASQUERADE6, |id| Some(*id), |key| key)?,
+            networks4: ReconciledTable::open::<map::Networks<4>>(dir, key4, id4)?,
+            networks6: ReconciledTable::open::<map::Networks<16>>(dir, key6, id6)?,
+            service_cidrs: ReconciledTable::open::<map::ServiceCidrs>(dir, |id| Some(*id), |key| key)?,
+            masquerade4: ReconciledTable::open::<map::Masquerade<4>>(dir, |id| Some(*id), |key| key)?,
+            masquerade6: ReconciledTable::open::<map::Masquerade<16>>(dir, |id| Some(*id), |key| key)?,
         })
     }
 
@@ -172,22 +177,22 @@ fn firsts<const N: usize, A: From<[u8; N]>>(held: &BTreeMap<u32, Masquerade<N>>)
     held.iter().map(|(ifindex, own)| (*ifindex, vec![A::from(*own.address(0))])).collect()
 }
 
-fn key4(network: &IpNet) -> Option<Key<NetworkKey<4>>> {
+fn key4(network: &IpNet) -> Option<Prefix<NetworkKey<4>>> {
     let IpNet::V4(v4) = network else { return None };
-    Some(Key::new(v4.prefix_len().into(), NetworkKey { address: v4.network().octets() }))
+    Some(Prefix::new(v4.prefix_len().into(), NetworkKey { address: v4.network().octets() }))
 }
 
-fn key6(network: &IpNet) -> Option<Key<NetworkKey<16>>> {
+fn key6(network: &IpNet) -> Option<Prefix<NetworkKey<16>>> {
     let IpNet::V6(v6) = network else { return None };
-    Some(Key::new(v6.prefix_len().into(), NetworkKey { address: v6.network().octets() }))
+    Some(Prefix::new(v6.prefix_len().into(), NetworkKey { address: v6.network().octets() }))
 }
 
-fn id4(key: Key<NetworkKey<4>>) -> IpNet {
-    network(IpAddr::from(key.data().address), key.prefix_len())
+fn id4(key: Prefix<NetworkKey<4>>) -> IpNet {
+    network(IpAddr::from(key.data.address), key.bits)
 }
 
-fn id6(key: Key<NetworkKey<16>>) -> IpNet {
-    network(IpAddr::from(key.data().address), key.prefix_len())
+fn id6(key: Prefix<NetworkKey<16>>) -> IpNet {
+    network(IpAddr::from(key.data.address), key.bits)
 }
 
 /// The kernel takes no prefix that is longer than the address.

@@ -6,6 +6,7 @@ use std::ops::Bound;
 
 use lb_common::client_shares::{Counters, exceeds};
 use lb_common::decide::Now;
+use lb_common::map;
 use lb_common::state::Timeouts;
 
 use super::clock;
@@ -64,10 +65,10 @@ impl Sweeper {
             seen: Seen::default(),
             position: None,
             unserved: BTreeMap::new(),
-            client_key: maps.settings.get(&0, 0).map_err(io::Error::other)?.client_key,
-            room: [maps.flows4.capacity() / 2, maps.flows6.capacity() / 2],
-            connections4: Connections::map(&maps.health4)?,
-            connections6: Connections::map(&maps.health6)?,
+            client_key: maps.of::<map::Settings>().get(&0)?.unwrap_or_default().client_key,
+            room: [maps.of::<map::Flows<4>>().capacity() / 2, maps.of::<map::Flows<16>>().capacity() / 2],
+            connections4: Connections::map(&maps.of::<map::Health<4>>())?,
+            connections6: Connections::map(&maps.of::<map::Health<16>>())?,
             report: SweepReport::default(),
             lots,
         })

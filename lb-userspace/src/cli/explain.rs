@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 
 use clap::Args;
-use lb_common::abi::{FlowKey, TCP};
+use lb_common::abi::{FlowKey, TCP, V4, V6};
 use lb_common::state::SourcePorts;
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use super::output::{Format, render};
 use super::{AgentDirs, colour, pods, print};
 use crate::agent::clock;
 use crate::explain::pod::check;
-use crate::explain::{self, Client, Destination, Explanation, Live, Question, Reported, Seat, Seen, Stored, Target};
+use crate::explain::{self, Client, Destination, Explanation, Live, Question, Reported, Seat, Seen, Target};
 use crate::observe::report_socket;
 use lb_datapath::{Attached, Point, maps_dir, name_of, programs_dir};
 use lb_model::Monotonic;
@@ -108,18 +108,16 @@ fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
         Err(error) => (Some(error.to_string()), None, Reported::default()),
     };
     let asked = Asked { hook: arguments.hook, client, destination, sockets, reported };
-    let (config, explanation) = match client.address.to_canonical() {
+    let live = Live::open(&dir, &programs)?;
+    let explanation = match client.address.to_canonical() {
         IpAddr::V4(source) => {
-            let live = Live::open(&dir, &programs)?;
-            let settings = live.settings(nanos(now), ports());
-            (live.config(), asked.explain(&live, settings, source.octets(), octets4)?)
+            asked.explain(&live, live.settings::<V4>(nanos(now), ports()), source.octets(), octets4)?
         }
         IpAddr::V6(source) => {
-            let live = Live::open(&dir, &programs)?;
-            let settings = live.settings(nanos(now), ports());
-            (live.config(), asked.explain(&live, settings, source.octets(), octets6)?)
+            asked.explain(&live, live.settings::<V6>(nanos(now), ports()), source.octets(), octets6)?
         }
     };
+    let config = live.config();
     let written = config.filter(|config| config.programmed_ds != 0);
     let tables = Tables {
         layout_version: config.map_or(0, |config| config.abi_version),
@@ -169,7 +167,7 @@ impl Asked<'_> {
     /// Explains the packet within the address family of `src`. `octets`: of an address in that family.
     fn explain<const N: usize>(
         &self,
-        stored: &impl Stored<N>,
+        stored: &Live,
         settings: explain::Settings,
         src: [u8; N],
         octets: fn(IpAddr) -> Option<[u8; N]>,

@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 
 use lb_common::abi::{
-    Backend, FlowKey, Service, ServiceKey, UDP, backend_flags, fast_path, flow_flags, frontend_kind, network_flags,
-    scheduler, seal, service_flags,
+    Affinity, Backend, FlowKey, Service, ServiceKey, affinity_tag, backend_flags, fast_path, flow_flags, frontend_kind,
+    network_flags, scheduler, seal, service_flags, tag,
 };
-use lb_common::decide::{Action, Now, Packet, is_this_node, is_vip};
+use lb_common::decide::{Action, Now, Packet, Tables as _, is_this_node, is_vip};
+use lb_common::map;
 
 use super::candidates::{self, Asked, By, Set};
 use super::change;
@@ -16,7 +17,6 @@ use super::overlay::Overlay;
 use super::question::{Seat, Seen};
 use super::reported::Reported;
 use super::stored::{Settings, Stored};
-use super::trace::Access;
 use crate::observe::inventory::{flow_state_name, ip, kind_name, protocol_name, scheduler_name, state_name};
 use lb_tables::from_chars;
 
@@ -30,7 +30,7 @@ pub struct Question<const N: usize> {
 }
 
 /// Explains what becomes of the packet.
-pub fn explain<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, question: Question<N>) -> Explanation {
+pub fn explain<const N: usize, S: Stored>(stored: &S, settings: Settings, question: Question<N>) -> Explanation {
     let Question { packet, port_is_assumed, seat, reported } = question;
     let key = packet.key;
     let decision = decision::run(stored, Settings { link: seat.ifindex, ..settings }, seat.program, packet);
@@ -55,7 +55,7 @@ pub fn explain<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, que
     let by = by(&decision, asked.as_ref().map(|asked| asked.service), connection.is_some(), port_is_assumed);
     let found = asked.as_ref().map(|asked| candidates::list(asked, by, &decision)).unwrap_or_default();
     // Without the set of a service, what chance decides is not known.
-    let is_open = found.is_open || (asked.is_none() && decision.trace.is_by_chance());
+    let is_open = found.is_open || (asked.is_none() && decision.trace.is_by_chance::<map::Slots>());
     let (candidates, eligible) = (found.views, found.eligible);
     let name = view.as_ref().filter(|_| decision.action != Action::Pass).map_or_else(
         || SocketAddr::new(ip(key.dst), key.dst_port).to_string(),
@@ -75,7 +75,9 @@ pub fn explain<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, que
             },
         },
         affinity: asked.as_ref().and_then(|asked| affinity(stored, &asked.service, &decision, by, now)),
-        policy: asked.as_ref().map(|asked| policy(asked, client(stored, settings, seat.program, &key), &decision)),
+        policy: asked
+            .as_ref()
+            .map(|asked| policy(asked, settings, client(stored, settings, seat.program, &key), &decision)),
         change: change::sentence(decision.action, decision.outcome, &name, eligible, mismatch),
         result: ResultView {
             // The port of one that is reached by encapsulation stands in its own record.
@@ -97,7 +99,7 @@ fn asked_address<const N: usize>(key: &FlowKey<N>, seen: Seen) -> [u8; N] {
 }
 
 /// The frontend that the packet is for, or that it answers for.
-fn frontend_of<const N: usize, S: Stored<N>>(
+fn frontend_of<const N: usize, S: Stored>(
     stored: &S,
     key: &FlowKey<N>,
     decision: &Decision<N>,
@@ -110,12 +112,12 @@ fn frontend_of<const N: usize, S: Stored<N>>(
     [exact, any]
         .into_iter()
         .filter(|key| *key == exact || is_this_node(&address))
-        .find_map(|key| Some((key, stored.service(&key)?)))
+        .find_map(|key| Some((key, stored.get::<map::Services<N>>(&key)?)))
         .filter(|(key, service)| service.seal == seal(key, service))
 }
 
 /// Who asks, as the decision takes it.
-fn client<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, seen: Seen, key: &FlowKey<N>) -> &'static str {
+fn client<const N: usize, S: Stored>(stored: &S, settings: Settings, seen: Seen, key: &FlowKey<N>) -> &'static str {
     if seen != Seen::NodeIn {
         return "local";
     }
@@ -140,8 +142,9 @@ fn set(service: &Service, client: &str) -> Set {
     Set { base, count, is_local: service.flags & flag != 0 }
 }
 
-fn policy<const N: usize, S: Stored<N>>(
+fn policy<const N: usize, S: Stored>(
     asked: &Asked<'_, N, S>,
+    settings: Settings,
     client: &'static str,
     decision: &Decision<N>,
 ) -> PolicyView {
@@ -151,7 +154,7 @@ fn policy<const N: usize, S: Stored<N>>(
     let admits = if asked.is_socket {
         service.flags & service_flags::NODE_ALLOWED != 0
     } else {
-        asked.stored.admitted(service.id, &asked.key.src)
+        Overlay::new(asked.stored, settings).admitted(service.id, &asked.key.src)
     };
     let is_empty = service_flags::DROP_IF_EMPTY | service_flags::DROP_OUTSIDE_IF_EMPTY;
     let is_local = asked.set.is_local
@@ -165,30 +168,33 @@ fn policy<const N: usize, S: Stored<N>>(
     }
 }
 
+/// What the client's affinity says, if the decision asked for it.
+fn remembered<const N: usize>(decision: &Decision<N>) -> Option<Affinity> {
+    let mut found = decision.trace.found::<map::Affinity<N>>();
+    found.find(|(key, affinity)| affinity.tag == affinity_tag(key)).map(|(_, affinity)| affinity)
+}
+
 /// How a backend comes to be chosen.
 fn by<const N: usize>(decision: &Decision<N>, service: Option<Service>, is_known: bool, port_is_assumed: bool) -> By {
     let Some(service) = service else { return By::Nothing };
-    let slots = decision.trace.0.iter().filter(|access| matches!(access, Access::Slot(..))).count();
+    let slots = decision.trace.reads::<map::Slots>();
     let names = |backend: u32| decision.backend == backend && backend != 0;
-    let remembered = decision
-        .trace
-        .0
-        .iter()
-        .any(|access| matches!(access, Access::Affinity(Some(affinity)) if names(affinity.backend)));
+    let remembered = remembered(decision).is_some_and(|affinity| names(affinity.backend));
     if decision.backend == 0 {
         By::Nothing
     } else if slots == 0 && remembered {
         By::Affinity
     } else if slots == 0 && is_known {
         By::Connection
-    } else if decision.trace.is_by_chance() && service.scheduler == scheduler::LEAST_CONNECTIONS {
+    } else if decision.trace.is_by_chance::<map::Slots>() && service.scheduler == scheduler::LEAST_CONNECTIONS {
         By::Load
-    } else if !decision.trace.is_by_chance()
+    } else if !decision.trace.is_by_chance::<map::Slots>()
         && service.affinity_timeout_s != 0
         && service.flags & service_flags::DSR == 0
     {
         By::Client
-    } else if decision.trace.is_by_chance() || (port_is_assumed && service.scheduler == scheduler::MAGLEV) {
+    } else if decision.trace.is_by_chance::<map::Slots>() || (port_is_assumed && service.scheduler == scheduler::MAGLEV)
+    {
         By::Chance
     } else {
         By::Scheduler
@@ -196,22 +202,21 @@ fn by<const N: usize>(decision: &Decision<N>, service: Option<Service>, is_known
 }
 
 /// The entry that the tables hold of the packet's tuple.
-fn connection<const N: usize, S: Stored<N>>(
+fn connection<const N: usize, S: Stored>(
     stored: &S,
     key: &FlowKey<N>,
     decision: &Decision<N>,
     now: Now,
 ) -> Option<ConnectionView> {
-    let known = decision.trace.0.iter().find_map(|access| match access {
-        Access::Flow(of, Some(flow)) if of == key => {
-            Some((if key.protocol == UDP { "udp" } else { "established" }, *flow))
-        }
-        Access::HalfOpen(of, Some(entry)) if of == key => Some(("half-open", entry.flow)),
-        _ => None,
-    });
-    let (table, flow) = known?;
+    let trace = &decision.trace;
+    let established = trace.found::<map::Flows<N>>().map(|(of, flow)| ("established", of, flow));
+    let udp = trace.found::<map::UdpFlows<N>>().map(|(of, flow)| ("udp", of, flow));
+    let half_open = trace.found::<map::HalfOpen<N>>().map(|(of, entry)| ("half-open", of, entry.flow));
+    let half_open = half_open.filter(|(_, of, flow)| flow.tag == tag(of));
+    let (table, _, flow) = established.chain(udp).chain(half_open).find(|(_, of, _)| of == key)?;
     #[expect(clippy::cast_possible_truncation, reason = "entries keep the low 16 bits")]
-    let backend = stored.backend(flow.backend).filter(|backend| backend.generation as u16 == flow.generation);
+    let backend =
+        stored.get::<map::Backends<N>>(&flow.backend).filter(|backend| backend.generation as u16 == flow.generation);
     Some(ConnectionView {
         table,
         state: flow_state_name(flow.state),
@@ -223,7 +228,7 @@ fn connection<const N: usize, S: Stored<N>>(
     })
 }
 
-fn affinity<const N: usize, S: Stored<N>>(
+fn affinity<const N: usize, S: Stored>(
     stored: &S,
     service: &Service,
     decision: &Decision<N>,
@@ -233,11 +238,8 @@ fn affinity<const N: usize, S: Stored<N>>(
     if service.affinity_timeout_s == 0 {
         return None;
     }
-    let found = decision.trace.0.iter().find_map(|access| match access {
-        Access::Affinity(found) => *found,
-        _ => None,
-    });
-    let backend = found.and_then(|affinity| stored.backend(affinity.backend));
+    let found = remembered(decision);
+    let backend = found.and_then(|affinity| stored.get::<map::Backends<N>>(&affinity.backend));
     Some(AffinityView {
         timeout_seconds: service.affinity_timeout_s,
         backend: backend.map(|backend| SocketAddr::new(ip(backend.address), backend.port)),
@@ -246,8 +248,8 @@ fn affinity<const N: usize, S: Stored<N>>(
     })
 }
 
-fn view_of<const N: usize, S: Stored<N>>(stored: &S, key: &ServiceKey<N>, service: &Service) -> FrontendView {
-    let name = stored.name(service.id);
+fn view_of<const N: usize, S: Stored>(stored: &S, key: &ServiceKey<N>, service: &Service) -> FrontendView {
+    let name = stored.get::<map::Names>(&service.id);
     let text = |chars: Option<&[i8]>| chars.map(from_chars).unwrap_or_default();
     FrontendView {
         namespace: text(name.as_ref().map(|name| &name.namespace[..])),
@@ -300,11 +302,11 @@ fn result<const N: usize>(decision: &Decision<N>, key: &FlowKey<N>, is_open: boo
 }
 
 /// Whether new connections of pods to the backend get the fast path, as far as the tables show.
-fn is_fast_path_open<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, decision: &Decision<N>) -> bool {
-    let backend = stored.backend(decision.backend).filter(|_| decision.action == Action::ToBackend);
+fn is_fast_path_open<const N: usize, S: Stored>(stored: &S, settings: Settings, decision: &Decision<N>) -> bool {
+    let backend = stored.get::<map::Backends<N>>(&decision.backend).filter(|_| decision.action == Action::ToBackend);
     let kind = |backend: Backend<N>| {
         if backend.flags & backend_flags::LOCAL == 0 { fast_path::NODES } else { fast_path::PODS }
     };
-    let open = fast_path::at(stored.fast_path(), settings.now_ns);
+    let open = fast_path::at(stored.get::<map::FastPath>(&0).unwrap_or_default(), settings.now_ns);
     !decision.masquerade && backend.is_some_and(|backend| open & kind(backend) != 0)
 }

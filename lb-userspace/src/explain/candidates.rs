@@ -8,6 +8,7 @@ use lb_common::abi::{
 };
 use lb_common::decide::Now;
 use lb_common::limits::{EVIDENCE_S, PROBE_INTERVAL_S, UDP_ANSWER_S};
+use lb_common::map;
 use lb_common::state::takes_flows;
 
 use super::decision::Decision;
@@ -96,10 +97,10 @@ pub struct Candidates {
 }
 
 /// Every backend of the service that is not gone.
-pub fn list<const N: usize, S: Stored<N>>(asked: &Asked<'_, N, S>, by: By, decision: &Decision<N>) -> Candidates {
+pub fn list<const N: usize, S: Stored>(asked: &Asked<'_, N, S>, by: By, decision: &Decision<N>) -> Candidates {
     let mut slots: HashMap<(u32, u32), u32> = HashMap::new();
     for position in 0..asked.set.count {
-        let found = asked.stored.slot(asked.set.base.wrapping_add(position));
+        let found = asked.stored.get::<map::Slots>(&asked.set.base.wrapping_add(position));
         let fits = |slot: &lb_common::abi::Slot| {
             slot.service == asked.service.id && slot.generation == asked.service.generation
         };
@@ -107,8 +108,10 @@ pub fn list<const N: usize, S: Stored<N>>(asked: &Asked<'_, N, S>, by: By, decis
             *slots.entry((slot.backend, slot.backend_generation)).or_default() += 1;
         }
     }
-    let mut found = asked.stored.backends(asked.service.id);
-    found.retain(|(_, backend)| !matches!(backend.state, backend_state::FREE | backend_state::GONE));
+    let mut found = asked.stored.all::<map::Backends<N>>();
+    found.retain(|(_, backend)| {
+        backend.service == asked.service.id && !matches!(backend.state, backend_state::FREE | backend_state::GONE)
+    });
     let listed = found.iter().filter(|(_, backend)| backend.state != backend_state::DRAINING);
     let listed: HashSet<[u8; N]> = listed.map(|(_, backend)| backend.address).collect();
     let judged: Vec<Judged<N>> = found
@@ -121,7 +124,7 @@ pub fn list<const N: usize, S: Stored<N>>(asked: &Asked<'_, N, S>, by: By, decis
         })
         .collect();
     let pool = Pool::of(&judged);
-    let is_by_chance = matches!(by, By::Chance | By::Load) || decision.trace.is_by_chance();
+    let is_by_chance = matches!(by, By::Chance | By::Load) || decision.trace.is_by_chance::<map::Slots>();
     let is_open = is_by_chance && !pool.is_sure(asked.set.count);
     let views = judged.into_iter().map(|one| view(asked, one, by, decision, &pool, is_open)).collect();
     Candidates { views, eligible: pool.backends, is_open }
@@ -154,7 +157,7 @@ impl Pool {
     }
 }
 
-fn view<const N: usize, S: Stored<N>>(
+fn view<const N: usize, S: Stored>(
     asked: &Asked<'_, N, S>,
     one: Judged<N>,
     by: By,
@@ -225,7 +228,7 @@ const fn why_not(by: By, how: u8) -> &'static str {
 }
 
 /// What keeps new connections of this client away.
-fn obstacle<const N: usize, S: Stored<N>>(
+fn obstacle<const N: usize, S: Stored>(
     asked: &Asked<'_, N, S>,
     id: u32,
     backend: &Backend<N>,
@@ -258,7 +261,7 @@ fn obstacle<const N: usize, S: Stored<N>>(
     if is_unhealthy {
         return Obstacle::Avoided(UNHEALTHY.to_owned());
     }
-    let health = asked.stored.health(id).filter(|health| health.generation == backend.generation);
+    let health = asked.stored.get::<map::Health<N>>(&id).filter(|health| health.generation == backend.generation);
     health.and_then(|health| of_health(asked, &health)).map_or(Obstacle::None, Obstacle::Avoided)
 }
 
@@ -277,7 +280,7 @@ const fn of_state<'a, const N: usize>(backend: &Backend<N>, slots: u32, draining
     }
 }
 
-fn of_health<const N: usize, S: Stored<N>>(asked: &Asked<'_, N, S>, health: &Health) -> Option<String> {
+fn of_health<const N: usize, S: Stored>(asked: &Asked<'_, N, S>, health: &Health) -> Option<String> {
     let now_s = asked.now.s;
     if health.ejected_s != 0 {
         // Of any width: a test builds the agent with wider fields.

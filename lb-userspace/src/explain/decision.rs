@@ -2,6 +2,7 @@
 
 use lb_common::abi::{FlowKey, service_flags};
 use lb_common::decide::{Action, Asker, Now, Packet, Pick, Picked, Wish, is_this_node, is_unserved, pick};
+use lb_common::map;
 use lb_common::outcome::Outcome;
 
 use super::overlay::Overlay;
@@ -27,11 +28,11 @@ pub struct Decision<const N: usize> {
     pub service: u32,
     /// Backend id; 0: none.
     pub backend: u32,
-    pub trace: Trace<N>,
+    pub trace: Trace,
 }
 
 /// Runs the decision of the program.
-pub fn run<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, seen: Seen, packet: Packet<N>) -> Decision<N> {
+pub fn run<const N: usize, S: Stored>(stored: &S, settings: Settings, seen: Seen, packet: Packet<N>) -> Decision<N> {
     if seen == Seen::Socket {
         return socket(stored, settings, packet.key);
     }
@@ -52,14 +53,14 @@ pub fn run<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, seen: S
 }
 
 /// As the socket programs decide over a connect, or the first datagram of a socket.
-fn socket<const N: usize, S: Stored<N>>(stored: &S, settings: Settings, asked: FlowKey<N>) -> Decision<N> {
+fn socket<const N: usize, S: Stored>(stored: &S, settings: Settings, asked: FlowKey<N>) -> Decision<N> {
     let mut tables = Overlay::new(stored, settings);
     let mut found = Pick::NONE;
     let dst = if is_this_node(&asked.dst) { [0; N] } else { asked.dst };
     let key = FlowKey { src: [0; N], src_port: 0, dst, ..asked };
     let now = Now::from_ns(settings.now_ns);
     let process = Asker::Process(service_flags::NODE_ALLOWED);
-    let is_given = stored.adoption() == lb_common::limits::HAND_OVER;
+    let is_given = stored.get::<map::Adoption>(&0) == Some(lb_common::limits::HAND_OVER);
     let picked =
         if is_given { Picked::NoService } else { pick(&mut tables, &key, process, 0, Wish::SAFE, now, &mut found) };
     let (action, outcome) = match picked {

@@ -9,7 +9,6 @@ mod decision;
 mod explanation;
 mod live;
 mod overlay;
-mod overlay_flows;
 pub mod pod;
 mod question;
 mod reported;
@@ -30,15 +29,15 @@ pub use question::{Seat, Seen, packet, seat};
 pub use reported::Reported;
 pub use stored::{Settings, Stored};
 pub use target::{Client, Destination, NotResolved, Target, resolve};
-pub use trace::{Access, Trace, Write};
+pub use trace::Trace;
 
 /// The verdict of a hook's program over a packet, and what it reads and writes on the way.
-pub fn decide<const N: usize, S: Stored<N>>(
+pub fn decide<const N: usize, S: Stored>(
     stored: &S,
     settings: Settings,
     hook: Hook,
     packet: Packet<N>,
-) -> (Verdict<N>, Trace<N>) {
+) -> (Verdict<N>, Trace) {
     let mut tables = Overlay::new(stored, settings);
     let mut work = Work::new(packet);
     lb_common::decide::decide(&mut tables, &mut work, hook);

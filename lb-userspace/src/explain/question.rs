@@ -4,11 +4,11 @@ use std::net::IpAddr;
 
 use lb_common::abi::{FlowKey, Link, TCP, link_role, network_flags};
 use lb_common::decide::{Hook, Packet, is_this_node};
+use lb_common::map;
 use lb_common::state::tcp_flag::{ACK, SYN};
 use serde::Serialize;
 
 use super::stored::Stored;
-use lb_netlink::route;
 
 /// A program that may meet the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -67,14 +67,14 @@ pub struct Seat {
 }
 
 /// The hook that meets a packet from this source first. `sockets`: whether programs are attached to socket calls.
-pub fn seat<const N: usize, S: Stored<N>>(stored: &S, source: &[u8; N], shown: IpAddr, sockets: bool) -> Seat {
+pub fn seat<const N: usize, S: Stored>(stored: &S, source: &[u8; N], shown: IpAddr, sockets: bool) -> Seat {
     let flags = stored.network(source);
     if flags & network_flags::NODE != 0 || is_this_node(source) {
         let program = if sockets { Seen::Socket } else { Seen::NodeOut };
         return Seat { program, ifindex: 0, reason: format!("{shown} is an address of this node") };
     }
-    let ifindex = route::link_to(source).unwrap_or_default();
-    let link = stored.link(ifindex);
+    let ifindex = stored.link_to(source);
+    let link = stored.get::<map::Links>(&ifindex);
     let (program, kind) = match link.map(|Link { role, .. }| role) {
         Some(link_role::POD) => (Seen::PodIn, "a pod's link"),
         Some(link_role::BRIDGE) => (Seen::PodIn, "a bridge, one of whose ports is the pod's link"),
@@ -88,13 +88,13 @@ pub fn seat<const N: usize, S: Stored<N>>(stored: &S, source: &[u8; N], shown: I
 }
 
 /// The packet that is asked about: a client's first one, or the next of a connection that the tables hold.
-pub fn packet<const N: usize, S: Stored<N>>(stored: &S, key: FlowKey<N>) -> Packet<N> {
+pub fn packet<const N: usize, S: Stored>(stored: &S, key: FlowKey<N>) -> Packet<N> {
     if key.protocol != TCP {
         return Packet::new(key, 0);
     }
     if let Some(flow) = stored.flow(&key) {
         return Packet { seq: flow.next, ack: flow.ack, ..Packet::new(key, ACK) };
     }
-    let isn = stored.half_open(&key).map_or(1_000, |entry| entry.flow.isn);
+    let isn = stored.get::<map::HalfOpen<N>>(&key).map_or(1_000, |entry| entry.flow.isn);
     Packet { seq: isn, ..Packet::new(key, SYN) }
 }

@@ -1,45 +1,31 @@
-//! What the tables hold, for a reader that changes nothing; and what the programs were loaded with.
+//! What the maps hold, for a reader that changes nothing; and what the programs were loaded with.
 
-use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Bucket, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Link,
-    Service, ServiceKey, ServiceName, Slot, Vip, VipKey,
-};
+use std::net::IpAddr;
+
+use lb_common::abi::{Flow, FlowKey, NetworkKey, UDP};
+use lb_common::map::{self, Map, Prefix};
 use lb_common::state::{SourcePorts, Timeouts};
 
-/// Tables of one address family, read only. What cannot be read counts as absent, as in the programs.
-pub trait Stored<const N: usize> {
-    fn service(&self, key: &ServiceKey<N>) -> Option<Service>;
-    /// Every frontend.
-    fn services(&self) -> Vec<(ServiceKey<N>, Service)>;
-    fn slot(&self, index: u32) -> Option<Slot>;
-    fn backend(&self, id: u32) -> Option<Backend<N>>;
-    /// Every backend of a service port, by id.
-    fn backends(&self, service: u32) -> Vec<(u32, Backend<N>)>;
+/// The maps, read only. What cannot be read counts as absent, as in the programs.
+pub trait Stored {
+    fn get<M: Map>(&self, key: &M::Key) -> Option<M::Value>;
+    /// Every element.
+    fn all<M: Map>(&self) -> Vec<(M::Key, M::Value)>;
+    /// Whether the VIP filter rules the address out.
+    fn is_ruled_out(&self, address: IpAddr) -> bool;
+    /// Index of the link that packets to the address leave by; 0: not known.
+    fn link_to<const N: usize>(&self, address: &[u8; N]) -> u32;
+
     /// An entry of an established connection, or of answered UDP.
-    fn flow(&self, key: &FlowKey<N>) -> Option<Flow<N>>;
-    fn half_open(&self, key: &FlowKey<N>) -> Option<HalfOpen<N>>;
-    fn admitted(&self, service: u32, address: &[u8; N]) -> bool;
-    fn is_ruled_out(&self, address: &[u8; N]) -> bool;
-    fn may_be_in_service_cidr(&self, address: &[u8; N]) -> bool;
-    fn health(&self, backend: u32) -> Option<Health>;
-    fn affinity(&self, key: &AffinityKey<N>) -> Option<Affinity>;
-    fn client_share(&self, counter: u32) -> u32;
-    /// The round-robin counter of a service port.
-    fn round_robin(&self, service: u32) -> u32;
-    fn vip(&self, key: &VipKey<N>) -> Option<Vip>;
+    fn flow<const N: usize>(&self, key: &FlowKey<N>) -> Option<Flow<N>> {
+        if key.protocol == UDP { self.get::<map::UdpFlows<N>>(key) } else { self.get::<map::Flows<N>>(key) }
+    }
+
     /// Bits of [`lb_common::abi::network_flags`].
-    fn network(&self, address: &[u8; N]) -> u32;
-    fn masquerade(&self, backend: &[u8; N], turn: u32) -> Option<[u8; N]>;
-    fn endpoint(&self, key: &EndpointKey<N>) -> Option<Endpoint>;
-    fn bucket(&self, key: &BucketKey) -> Option<Bucket>;
-    /// Until when flood mode lasts, seconds of `CLOCK_MONOTONIC`; 0: there was none.
-    fn flood_until_s(&self) -> u32;
-    /// The word of the map `adoption`.
-    fn adoption(&self) -> u32;
-    /// The word of the map `fast_path`.
-    fn fast_path(&self) -> u32;
-    fn link(&self, index: u32) -> Option<Link>;
-    fn name(&self, service: u32) -> Option<ServiceName>;
+    fn network<const N: usize>(&self, address: &[u8; N]) -> u32 {
+        let key = Prefix::new(8 * u32::try_from(N).unwrap_or(0), NetworkKey { address: *address });
+        self.get::<map::Networks<N>>(&key).map_or(0, |network| network.flags)
+    }
 }
 
 /// What a decision needs beside the tables.

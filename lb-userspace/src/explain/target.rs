@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use lb_common::abi::{SCTP, TCP, UDP, frontend_kind};
+use lb_common::map;
 
 use super::stored::Stored;
 use lb_tables::from_chars;
@@ -95,19 +96,19 @@ pub enum NotResolved {
 }
 
 /// The address, port and protocol of a service's frontend: its cluster IP, if it has one in this family.
-pub fn resolve<const N: usize, S: Stored<N>>(
+pub fn resolve<const N: usize, S: Stored>(
     stored: &S,
     (namespace, name, port): (&str, &str, Option<&str>),
     protocol: Option<u8>,
 ) -> Result<([u8; N], u16, u8), NotResolved> {
     let mut found: Vec<_> = stored
-        .services()
+        .all::<map::Services<N>>()
         .into_iter()
         .filter(|(key, service)| {
             service.kind != frontend_kind::HOST_SOCKET && protocol.is_none_or(|wanted| wanted == key.protocol)
         })
         .filter_map(|(key, service)| {
-            let of = stored.name(service.id)?;
+            let of = stored.get::<map::Names>(&service.id)?;
             let label = from_chars(&of.port_name);
             let is_port = port.is_none_or(|port| of.port.to_string() == port || (!label.is_empty() && label == port));
             let is_it = from_chars(&of.namespace) == namespace && from_chars(&of.name) == name && is_port;

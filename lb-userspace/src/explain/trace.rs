@@ -1,77 +1,53 @@
-//! What a decision reads and writes, in order.
+//! What a decision reads, in order.
 
-use lb_common::abi::{
-    Affinity, Backend, Bucket, Endpoint, Flow, FlowKey, HalfOpen, Health, Service, ServiceKey, Slot, Vip,
-};
-use lb_common::outcome::Outcome;
+use aya::Pod;
+use lb_common::map::{Map, MapId};
+
+use lb_tables::{bytes_of, from_bytes};
 
 /// One access to the tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Access<const N: usize> {
-    Service(ServiceKey<N>, Option<Service>),
-    Slot(u32, Option<Slot>),
-    Backend(u32, Option<Backend<N>>),
-    Flow(FlowKey<N>, Option<Flow<N>>),
-    HalfOpen(FlowKey<N>, Option<HalfOpen<N>>),
-    /// Whether a source range of the service port holds the client.
-    Admitted(u32, bool),
-    RuledOut(bool),
-    /// Network flags of an address.
-    Network([u8; N], u32),
-    Vip([u8; N], Option<Vip>),
-    Endpoint(Option<Endpoint>),
-    Health(u32, Health),
-    Affinity(Option<Affinity>),
-    /// A new connection under the service's rate limit: what the client's bucket held, and whether there was room.
-    Bucket(Option<Bucket>, bool),
-    /// The SNAT address for a backend.
-    Masquerade(Option<[u8; N]>),
-    /// Whether flood mode is on.
-    Flood(bool),
+enum Access {
+    /// An element was looked for: its key, and what it held. `None`: it was not there.
+    Read(MapId, Vec<u8>, Option<Vec<u8>>),
+    /// A random number was drawn.
     Random,
-    RoundRobin(u32),
-    /// A write of the programs, which stays in the overlay.
-    Write(Write<N>),
-}
-
-/// A write that the program would make.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Write<const N: usize> {
-    Flow(FlowKey<N>, Flow<N>),
-    RemoveFlow(FlowKey<N>),
-    HalfOpen(FlowKey<N>, HalfOpen<N>),
-    RemoveHalfOpen(FlowKey<N>),
-    Health(u32, Health),
-    Affinity(Affinity),
-    /// What the decision learns of a backend.
-    Note(u32, Outcome),
 }
 
 /// The accesses of one decision.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trace<const N: usize>(pub Vec<Access<N>>);
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace(Vec<Access>);
 
-impl<const N: usize> Default for Trace<N> {
-    fn default() -> Self {
-        Self(Vec::new())
+impl Trace {
+    pub(super) fn random(&mut self) {
+        self.0.push(Access::Random);
+    }
+
+    pub(super) fn read<K: Pod, V: Pod>(&mut self, map: MapId, key: &K, found: Option<&V>) {
+        self.0.push(Access::Read(map, bytes_of(key).to_vec(), found.map(|value| bytes_of(value).to_vec())));
+    }
+
+    /// The elements of a map that were there, with their keys.
+    pub fn found<M: Map>(&self) -> impl Iterator<Item = (M::Key, M::Value)> {
+        self.0.iter().filter_map(|access| match access {
+            Access::Read(map, key, Some(value)) if *map == M::ID => Some((from_bytes(key)?, from_bytes(value)?)),
+            Access::Read(..) | Access::Random => None,
+        })
+    }
+
+    /// How many elements of a map were looked for.
+    pub fn reads<M: Map>(&self) -> usize {
+        self.0.iter().filter(|access| is_of::<M>(access)).count()
+    }
+
+    /// Whether a random number decided over the element of a map that was looked for last.
+    pub fn is_by_chance<M: Map>(&self) -> bool {
+        let last = self.0.iter().rposition(is_of::<M>);
+        let first = self.0.iter().position(|access| *access == Access::Random);
+        first.zip(last).is_some_and(|(random, read)| random < read)
     }
 }
 
-impl<const N: usize> Trace<N> {
-    /// Whether a random number decided over the slot of a backend.
-    pub fn is_by_chance(&self) -> bool {
-        let last_slot = self.0.iter().rposition(|access| matches!(access, Access::Slot(..)));
-        let first = self.0.iter().position(|access| *access == Access::Random);
-        first.zip(last_slot).is_some_and(|(random, slot)| random < slot)
-    }
-
-    /// Whether a SNAT address was asked for.
-    pub fn asked_for_address(&self) -> bool {
-        self.0.iter().any(|access| matches!(access, Access::Masquerade(_)))
-    }
-
-    /// The writes, in order.
-    pub fn writes(&self) -> impl Iterator<Item = &Write<N>> {
-        self.0.iter().filter_map(|access| if let Access::Write(write) = access { Some(write) } else { None })
-    }
+fn is_of<M: Map>(access: &Access) -> bool {
+    matches!(access, Access::Read(map, ..) if *map == M::ID)
 }

@@ -1,18 +1,19 @@
 //! The entries of the pinned maps at one moment, as plain vectors.
 
+use std::io;
 use std::path::Path;
 
-use aya::Pod;
 use lb_common::abi::{
     Backend, Config, ConnectKey, ConnectTimes, Flow, FlowKey, HalfOpen, Health, Link, LoadSettings, Service,
     ServiceKey, ServiceName, SocketKey, SocketPeer, StatKey, Traffic, V4, V6, backend_state, flow_flags, flow_state,
     map_name,
 };
+use lb_common::map::{self, Map};
 use lb_common::outcome::Outcome;
 
+use super::inventory;
 use super::report::FillReport;
-use super::{batch, inventory};
-use lb_tables::{MapError, Pinned};
+use lb_tables::{MapError, MapSet, Pinned};
 
 /// The tables of one address family.
 #[derive(Clone, Debug)]
@@ -84,53 +85,20 @@ pub enum WantedFlows {
     WithTraffic,
 }
 
-/// The maps of a family.
-struct FamilyNames {
-    services: &'static str,
-    backends: &'static str,
-    flows: &'static str,
-    udp_flows: &'static str,
-    half_open: &'static str,
-    health: &'static str,
-    traffic: &'static str,
-    sockets: &'static str,
-}
-
-const NAMES4: FamilyNames = FamilyNames {
-    services: map_name::SERVICES4,
-    backends: map_name::BACKENDS4,
-    flows: map_name::FLOWS4,
-    udp_flows: map_name::UDP_FLOWS4,
-    half_open: map_name::HALF_OPEN4,
-    health: map_name::HEALTH4,
-    traffic: map_name::TRAFFIC4,
-    sockets: map_name::SOCKETS4,
-};
-const NAMES6: FamilyNames = FamilyNames {
-    services: map_name::SERVICES6,
-    backends: map_name::BACKENDS6,
-    flows: map_name::FLOWS6,
-    udp_flows: map_name::UDP_FLOWS6,
-    half_open: map_name::HALF_OPEN6,
-    health: map_name::HEALTH6,
-    traffic: map_name::TRAFFIC6,
-    sockets: map_name::SOCKETS6,
-};
-
 impl Contents {
     /// Reads the maps pinned in `dir`, a set of tables.
     pub fn read(dir: &Path, wanted: Wanted) -> Result<Self, MapError> {
         let pinned = Pinned::open(dir)?;
-        let reader = Reader { dir };
+        let settings = pinned.of::<map::Settings>().get(&0).map_err(failed::<map::Settings>(&pinned))?;
         let mut contents = Self {
-            v4: reader.family(wanted, &NAMES4)?,
-            v6: reader.family(wanted, &NAMES6)?,
-            names: reader.all(map_name::NAMES)?,
-            links: reader.all(map_name::LINKS)?,
+            v4: family(&pinned, wanted)?,
+            v6: family(&pinned, wanted)?,
+            names: all::<map::Names>(&pinned)?,
+            links: all::<map::Links>(&pinned)?,
             outcomes: outcomes(&pinned)?,
-            config: pinned.config.get(&0, 0).ok(),
-            adoption_until_s: pinned.adoption.as_ref().and_then(|map| map.get(&0, 0).ok()).unwrap_or_default(),
-            settings: pinned.settings.get(&0, 0).map_err(reading(map_name::SETTINGS))?,
+            config: pinned.first::<map::Config>(),
+            adoption_until_s: pinned.first::<map::Adoption>().unwrap_or_default(),
+            settings: settings.unwrap_or_default(),
             stats: Vec::new(),
             connect_times: Vec::new(),
         };
@@ -138,8 +106,8 @@ impl Contents {
             contents.stats = stats(&pinned)?;
         }
         // Tables of an earlier version have none.
-        if wanted.connect_times && pinned.connect_times.is_some() {
-            contents.connect_times = reader.all(map_name::CONNECT_TIMES)?;
+        if wanted.connect_times && pinned.find::<map::ConnectTimes>().is_some() {
+            contents.connect_times = all::<map::ConnectTimes>(&pinned)?;
         }
         Ok(contents)
     }
@@ -178,31 +146,23 @@ pub struct Counted {
 
 /// Counts flows, half-open ones, and sockets. Walks their tables, by batches.
 pub fn count_flows(dir: &Path) -> Result<Counted, MapError> {
-    let (pinned, reader) = (Pinned::open(dir)?, Reader { dir });
+    let pinned = Pinned::open(dir)?;
     let mut states = [0; STATES.len()];
-    let half_open4 = reader
-        .walk::<FlowKey<V4>, _>(map_name::HALF_OPEN4, |entry: &HalfOpen<V4>| count_state(&entry.flow, &mut states))?;
-    let half_open6 = reader
-        .walk::<FlowKey<V6>, _>(map_name::HALF_OPEN6, |entry: &HalfOpen<V6>| count_state(&entry.flow, &mut states))?;
-    let flows4 = reader.walk::<FlowKey<V4>, _>(map_name::FLOWS4, |flow: &Flow<V4>| count_state(flow, &mut states))?;
-    let flows6 = reader.walk::<FlowKey<V6>, _>(map_name::FLOWS6, |flow: &Flow<V6>| count_state(flow, &mut states))?;
-    let udp4 = reader.walk::<FlowKey<V4>, _>(map_name::UDP_FLOWS4, |flow: &Flow<V4>| count_state(flow, &mut states))?;
-    let udp6 = reader.walk::<FlowKey<V6>, _>(map_name::UDP_FLOWS6, |flow: &Flow<V6>| count_state(flow, &mut states))?;
-    let sockets4 = reader.count::<SocketKey<V4>, SocketPeer<V4>>(map_name::SOCKETS4)?;
-    let sockets6 = reader.count::<SocketKey<V6>, SocketPeer<V6>>(map_name::SOCKETS6)?;
-    let fill = |entries: u64, capacity: u32| FillReport { entries, capacity: capacity.into() };
-    let fill = vec![
-        (map_name::HALF_OPEN4, fill(half_open4, pinned.half_open4.capacity())),
-        (map_name::HALF_OPEN6, fill(half_open6, pinned.half_open6.capacity())),
-        (map_name::FLOWS4, fill(flows4, pinned.flows4.capacity())),
-        (map_name::FLOWS6, fill(flows6, pinned.flows6.capacity())),
-        (map_name::UDP_FLOWS4, fill(udp4, pinned.udp_flows4.capacity())),
-        (map_name::UDP_FLOWS6, fill(udp6, pinned.udp_flows6.capacity())),
-        (map_name::SOCKETS4, fill(sockets4, pinned.sockets4.capacity())),
-        (map_name::SOCKETS6, fill(sockets6, pinned.sockets6.capacity())),
-    ];
+    let [half_open4, flows4, udp4, sockets4] = count_family::<V4>(&pinned, &mut states)?;
+    let [half_open6, flows6, udp6, sockets6] = count_family::<V6>(&pinned, &mut states)?;
+    let fill = vec![half_open4, half_open6, flows4, flows6, udp4, udp6, sockets4, sockets6];
     let named = STATES.into_iter().map(inventory::flow_state_name).zip(states);
     Ok(Counted { fill, states: named.collect() })
+}
+
+/// How full the tables of a family are, and the states of its connections. Half-open ones first, as for [`family`].
+fn count_family<const N: usize>(maps: &MapSet, states: &mut [u64; STATES.len()]) -> Result<[Fill; 4], MapError> {
+    Ok([
+        walk::<map::HalfOpen<N>>(maps, |entry| count_state(&entry.flow, states))?,
+        walk::<map::Flows<N>>(maps, |flow| count_state(flow, states))?,
+        walk::<map::UdpFlows<N>>(maps, |flow| count_state(flow, states))?,
+        walk::<map::Sockets<N>>(maps, |_| ())?,
+    ])
 }
 
 const STATES: [u8; 7] = [
@@ -224,67 +184,64 @@ fn count_state<const N: usize>(flow: &Flow<N>, states: &mut [u64; STATES.len()])
     }
 }
 
-struct Reader<'a> {
-    dir: &'a Path,
+/// How full a map is, with its name.
+type Fill = (&'static str, FillReport);
+
+fn family<const N: usize>(maps: &MapSet, wanted: Wanted) -> Result<FamilyContents<N>, MapError> {
+    let mut family = FamilyContents {
+        services: all::<map::Services<N>>(maps)?,
+        backends: all::<map::Backends<N>>(maps)?,
+        ..FamilyContents::default()
+    };
+    family.backends.retain(|(_, backend)| backend.state != backend_state::FREE);
+    if wanted.flows != WantedFlows::None {
+        (family.half_open, family.flows) = flows(maps)?;
+    }
+    if wanted.flows == WantedFlows::WithTraffic {
+        family.traffic = all::<map::Traffic<N>>(maps)?;
+    }
+    if wanted.health {
+        let used = family.backends.iter().map(|(id, _)| id + 1).max().unwrap_or(0);
+        let health = maps.of::<map::Health<N>>().read_range(0, used);
+        family.health = health.map_err(failed::<map::Health<N>>(maps))?;
+    }
+    if wanted.sockets {
+        family.sockets = all::<map::Sockets<N>>(maps)?;
+    }
+    Ok(family)
 }
 
-impl Reader<'_> {
-    fn family<const N: usize>(&self, wanted: Wanted, names: &FamilyNames) -> Result<FamilyContents<N>, MapError>
-    where
-        ServiceKey<N>: Pod,
-        Backend<N>: Pod,
-        FlowKey<N>: Pod,
-        Flow<N>: Pod,
-        HalfOpen<N>: Pod,
-        SocketKey<N>: Pod,
-        SocketPeer<N>: Pod,
-    {
-        let mut family = FamilyContents {
-            services: self.all(names.services)?,
-            backends: self.all(names.backends)?,
-            ..FamilyContents::default()
-        };
-        family.backends.retain(|(_, backend)| backend.state != backend_state::FREE);
-        if wanted.flows != WantedFlows::None {
-            // Half-open ones first: what is answered meanwhile is seen twice rather than not at all.
-            family.half_open = self.all(names.half_open)?;
-            family.flows = self.all(names.flows)?;
-            family.flows.extend(self.all(names.udp_flows)?);
-        }
-        if wanted.flows == WantedFlows::WithTraffic {
-            family.traffic = self.all(names.traffic)?;
-        }
-        if wanted.health {
-            let used = family.backends.iter().map(|(id, _)| id + 1).max().unwrap_or(0);
-            family.health = self.first(names.health, used)?;
-        }
-        if wanted.sockets {
-            family.sockets = self.all(names.sockets)?;
-        }
-        Ok(family)
-    }
+/// Half-open flow entries, and the others.
+pub(super) type Flows<const N: usize> = (Vec<(FlowKey<N>, HalfOpen<N>)>, Vec<(FlowKey<N>, Flow<N>)>);
 
-    /// Shows each flow to `look`, and counts them.
-    fn walk<K: Pod, V: Pod>(&self, map: &'static str, look: impl FnMut(&V)) -> Result<u64, MapError> {
-        let path = self.dir.join(map);
-        batch::walk::<K, V>(&path, look).map_err(|source| MapError::Open { map, path, source })
-    }
+/// All flow entries of a family.
+pub(super) fn flows<const N: usize>(maps: &MapSet) -> Result<Flows<N>, MapError> {
+    // Half-open ones first: what is answered meanwhile is seen twice rather than not at all.
+    let half_open = all::<map::HalfOpen<N>>(maps)?;
+    let mut flows = all::<map::Flows<N>>(maps)?;
+    flows.extend(all::<map::UdpFlows<N>>(maps)?);
+    Ok((half_open, flows))
+}
 
-    fn count<K: Pod, V: Pod>(&self, map: &'static str) -> Result<u64, MapError> {
-        let path = self.dir.join(map);
-        batch::count::<K, V>(&path).map_err(|source| MapError::Open { map, path, source })
-    }
+/// Shows each value to `look`, and counts them. Keeps none of them.
+fn walk<M: Map>(maps: &MapSet, mut look: impl FnMut(&M::Value)) -> Result<Fill, MapError> {
+    let (table, mut entries) = (maps.of::<M>(), 0);
+    let whole = table.each(|_, value| {
+        entries += 1;
+        look(value);
+    });
+    whole.map_err(failed::<M>(maps))?;
+    Ok((M::NAME, FillReport { entries, capacity: table.capacity().into() }))
+}
 
-    /// The first elements of an array.
-    fn first<V: Pod>(&self, map: &'static str, elements: u32) -> Result<Vec<V>, MapError> {
-        let path = self.dir.join(map);
-        batch::read_first(&path, elements).map_err(|source| MapError::Open { map, path, source })
-    }
+/// Every element of a map.
+pub(super) fn all<M: Map>(maps: &MapSet) -> Result<Vec<(M::Key, M::Value)>, MapError> {
+    maps.of::<M>().read().map_err(failed::<M>(maps))
+}
 
-    fn all<K: Pod, V: Pod>(&self, map: &'static str) -> Result<Vec<(K, V)>, MapError> {
-        let path = self.dir.join(map);
-        batch::read(&path).map_err(|source| MapError::Open { map, path, source })
-    }
+pub(super) fn failed<M: Map>(maps: &MapSet) -> impl Fn(io::Error) -> MapError {
+    let path = maps.dir().join(M::NAME);
+    move |source| MapError::Open { map: M::NAME, path: path.clone(), source }
 }
 
 pub(super) fn reading(map: &'static str) -> impl Fn(aya::maps::MapError) -> MapError {

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use lb_common::abi::{Backend, backend_state};
+use lb_common::map;
 use lb_common::outcome::Outcome;
 use serde::Serialize;
 
@@ -155,15 +156,15 @@ impl EventNames {
 
     fn service(&self, id: u32) -> Name {
         // A map that cannot be read keeps no event from being shown.
-        self.0.names.get(&id).ok().flatten().map_or_else(|| Name::unknown(id), |name| name_of(&name))
+        self.0.of::<map::Names>().get(&id).ok().flatten().map_or_else(|| Name::unknown(id), |name| name_of(&name))
     }
 
     /// Address and service port id.
     fn backend(&self, record: &Record) -> Option<(SocketAddr, u32)> {
         if record.source.is_ipv4() {
-            self.0.backends4.get(&record.backend).ok().flatten().and_then(|backend| place(&backend))
+            self.0.of::<map::Backends<4>>().get(&record.backend).ok().flatten().and_then(|backend| place(&backend))
         } else {
-            self.0.backends6.get(&record.backend).ok().flatten().and_then(|backend| place(&backend))
+            self.0.of::<map::Backends<16>>().get(&record.backend).ok().flatten().and_then(|backend| place(&backend))
         }
     }
 }

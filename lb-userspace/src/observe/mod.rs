@@ -1,6 +1,5 @@
 //! What can be seen: the tables as views and text, events, metrics, health, and the agent's own report.
 
-pub mod batch;
 pub mod catalogue;
 pub mod connect_time;
 pub mod contents;

@@ -12,21 +12,25 @@ mod table;
 pub mod vip_filter;
 
 use std::{
+    collections::BTreeMap,
     io,
+    ops::Deref,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuHashMap, lpm_trie::Key};
-use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Config, ConnectKey, ConnectTimes, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen,
-    Health, Link, LoadSettings, Service, ServiceKey, ServiceName, Slot, SocketKey, SocketPeer, Source, SourceKey,
-    StatKey, Traffic, V4, V6, Vip, VipKey, map_name,
+use aya::Pod;
+use aya::maps::{Map as AyaMap, MapData, PerCpuArray, PerCpuHashMap};
+use lb_common::{
+    abi::{StatKey, map_name},
+    map::{Map, MapId},
+    maps::TABLES,
 };
 
 pub use client_shares::ClientShares;
 pub use connections::Connections;
 pub use raw::{Condition, Elements, RawCursor, RawTable};
-pub use table::{Calls, Cursor, Table};
+pub use table::{Calls, Cursor, Table, TableOf, open as open_table, open_path_read_only, open_read_only};
 pub use vip_filter::{VipFilter, VipFilterReader};
 
 /// Why a pinned map cannot be used.
@@ -49,129 +53,110 @@ pub enum MapError {
     Access { map: &'static str, action: &'static str, source: aya::maps::MapError },
 }
 
+/// The maps of a set of tables that are plain, opened: by their types ([`lb_common::map`]).
+#[derive(Debug)]
+pub struct MapSet {
+    dir: PathBuf,
+    opened: BTreeMap<MapId, Arc<table::Opened>>,
+    /// System calls of the [`Table`]s so far.
+    pub calls: Calls,
+}
+
+impl MapSet {
+    fn open(dir: &Path, open: impl Fn(&Path, &'static str) -> Result<MapData, MapError>) -> Result<Self, MapError> {
+        let (calls, mut opened) = (Calls::default(), BTreeMap::new());
+        for table in TABLES.iter().filter(|table| table.is_plain) {
+            let map = match open(dir, table.name) {
+                Err(MapError::Missing { .. }) if table.is_younger => continue,
+                map => map?,
+            };
+            let map = table::Opened::of(map, &dir.join(table.name), table.name, table.sizes, &calls)?;
+            opened.insert(table.id, Arc::new(map));
+        }
+        Ok(Self { dir: dir.to_owned(), opened, calls })
+    }
+
+    /// Opens every map pinned in `dir` with descriptors that the kernel takes no writes from.
+    pub fn open_read_only(dir: &Path) -> Result<Self, MapError> {
+        Self::open(dir, |dir, name| read_only::data(&dir.join(name), name))
+    }
+
+    /// The folder that they are pinned in.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The table of a map that every set has.
+    pub fn of<M: Map>(&self) -> TableOf<M> {
+        self.find::<M>().expect("a map of every version, which was opened")
+    }
+
+    /// `None`: the tables are of a version without it.
+    pub fn find<M: Map>(&self) -> Option<TableOf<M>> {
+        const { assert!(M::IS_PLAIN, "has no such elements") };
+        self.opened.get(&M::ID).map(|opened| Table::at(opened.clone()))
+    }
+
+    /// Takes an element out by a key that may make no sense. One of another size is nowhere.
+    pub fn remove_bytes(&self, map: MapId, key: &[u8]) -> io::Result<()> {
+        self.opened.get(&map).map_or(Ok(()), |opened| opened.remove_bytes(key))
+    }
+
+    /// Adds a map that is pinned elsewhere.
+    pub fn add<M: Map>(&mut self, table: &TableOf<M>) {
+        self.opened.insert(M::ID, table.opened());
+    }
+
+    /// The one element of a map. `None`: there is no such map, or it cannot be read.
+    pub fn first<M: Map<Key = u32>>(&self) -> Option<M::Value> {
+        self.find::<M>()?.get(&0).ok()?
+    }
+}
+
 /// Every map of Ballast but the event ring, opened for reading and writing.
 pub struct Pinned {
-    pub services4: Table<ServiceKey<V4>, Service>,
-    pub services6: Table<ServiceKey<V6>, Service>,
-    pub slots: Table<u32, Slot>,
-    /// By backend id; id 0 is never used.
-    pub backends4: Table<u32, Backend<V4>>,
-    /// By backend id; id 0 is never used.
-    pub backends6: Table<u32, Backend<V6>>,
-    pub flows4: Table<FlowKey<V4>, Flow<V4>>,
-    pub flows6: Table<FlowKey<V6>, Flow<V6>>,
-    /// Answered UDP flows.
-    pub udp_flows4: Table<FlowKey<V4>, Flow<V4>>,
-    /// Answered UDP flows.
-    pub udp_flows6: Table<FlowKey<V6>, Flow<V6>>,
-    pub sockets4: Table<SocketKey<V4>, SocketPeer<V4>>,
-    pub sockets6: Table<SocketKey<V6>, SocketPeer<V6>>,
-    /// By service port id.
-    pub names: Table<u32, ServiceName>,
-    pub sources4: Table<Key<SourceKey<V4>>, Source>,
-    pub sources6: Table<Key<SourceKey<V6>>, Source>,
-    pub endpoints4: Table<EndpointKey<V4>, Endpoint>,
-    pub endpoints6: Table<EndpointKey<V6>, Endpoint>,
-    pub vips4: Table<VipKey<V4>, Vip>,
-    pub vips6: Table<VipKey<V6>, Vip>,
+    maps: MapSet,
     /// `None`: the tables are of a version without it.
     pub vip_filter: Option<VipFilter>,
-    pub half_open4: Table<FlowKey<V4>, HalfOpen<V4>>,
-    pub half_open6: Table<FlowKey<V6>, HalfOpen<V6>>,
-    /// By backend id.
-    pub health4: Table<u32, Health>,
-    /// By backend id.
-    pub health6: Table<u32, Health>,
     /// How many connections each client has.
     pub client_shares: ClientShares,
-    pub affinity4: Table<AffinityKey<V4>, Affinity>,
-    pub affinity6: Table<AffinityKey<V6>, Affinity>,
-    /// Holds something with `--flow-counters` only.
-    pub traffic4: Table<FlowKey<V4>, Traffic>,
-    /// Holds something with `--flow-counters` only.
-    pub traffic6: Table<FlowKey<V6>, Traffic>,
     /// By [`lb_common::outcome::Outcome`] as a number; one counter for each CPU.
     pub outcomes: PerCpuArray<MapData, u64>,
     /// One counter for each CPU.
     pub stats: PerCpuHashMap<MapData, StatKey, u64>,
     /// Capacity of [`Self::stats`], in elements.
     pub stats_capacity: u32,
-    /// Holds something with `--connect-times on` only. `None`: the tables are of a version without it.
-    pub connect_times: Option<Table<ConnectKey, ConnectTimes>>,
-    /// By interface index.
-    pub links: HashMap<MapData, u32, Link>,
-    /// One element.
-    pub config: Array<MapData, Config>,
-    /// One element.
-    pub settings: Array<MapData, LoadSettings>,
-    /// One element: the second of `CLOCK_MONOTONIC` at which the adoption window ends. `None`: the tables are of a version without it.
-    pub adoption: Option<Array<MapData, u32>>,
-    /// Where the event ring is pinned; see [`Pinned::open_events`].
-    pub events: PathBuf,
-    /// System calls of the [`Table`]s so far.
-    pub calls: Calls,
 }
 
 impl Pinned {
     /// Opens every map pinned in `dir`, a set of tables (`<bpffs>/ballast/tables` is the one in force).
     pub fn open(dir: &Path) -> Result<Self, MapError> {
-        let calls = Calls::default();
         Ok(Self {
-            services4: Table::open(dir, map_name::SERVICES4, &calls)?,
-            services6: Table::open(dir, map_name::SERVICES6, &calls)?,
-            slots: Table::open(dir, map_name::SLOTS, &calls)?,
-            backends4: Table::open(dir, map_name::BACKENDS4, &calls)?,
-            backends6: Table::open(dir, map_name::BACKENDS6, &calls)?,
-            flows4: Table::open(dir, map_name::FLOWS4, &calls)?,
-            flows6: Table::open(dir, map_name::FLOWS6, &calls)?,
-            udp_flows4: Table::open(dir, map_name::UDP_FLOWS4, &calls)?,
-            udp_flows6: Table::open(dir, map_name::UDP_FLOWS6, &calls)?,
-            sockets4: Table::open(dir, map_name::SOCKETS4, &calls)?,
-            sockets6: Table::open(dir, map_name::SOCKETS6, &calls)?,
-            names: Table::open(dir, map_name::NAMES, &calls)?,
-            sources4: Table::open(dir, map_name::SOURCES4, &calls)?,
-            sources6: Table::open(dir, map_name::SOURCES6, &calls)?,
-            endpoints4: Table::open(dir, map_name::ENDPOINTS4, &calls)?,
-            endpoints6: Table::open(dir, map_name::ENDPOINTS6, &calls)?,
-            vips4: Table::open(dir, map_name::VIPS4, &calls)?,
-            vips6: Table::open(dir, map_name::VIPS6, &calls)?,
+            maps: MapSet::open(dir, data)?,
             vip_filter: VipFilter::open(dir)?,
-            half_open4: Table::open(dir, map_name::HALF_OPEN4, &calls)?,
-            half_open6: Table::open(dir, map_name::HALF_OPEN6, &calls)?,
-            health4: Table::open(dir, map_name::HEALTH4, &calls)?,
-            health6: Table::open(dir, map_name::HEALTH6, &calls)?,
             client_shares: ClientShares::open(dir)?,
-            affinity4: Table::open(dir, map_name::AFFINITY4, &calls)?,
-            affinity6: Table::open(dir, map_name::AFFINITY6, &calls)?,
-            traffic4: Table::open(dir, map_name::TRAFFIC4, &calls)?,
-            traffic6: Table::open(dir, map_name::TRAFFIC6, &calls)?,
             outcomes: open(dir, map_name::OUTCOMES)?,
             stats: open(dir, map_name::STATS)?,
             stats_capacity: max_entries(dir, map_name::STATS)?,
-            connect_times: if_there(Table::open(dir, map_name::CONNECT_TIMES, &calls))?,
-            links: open(dir, map_name::LINKS)?,
-            config: open(dir, map_name::CONFIG)?,
-            settings: open(dir, map_name::SETTINGS)?,
-            adoption: open_adoption(dir)?,
-            events: dir.join(map_name::EVENTS),
-            calls,
         })
     }
 
     /// Opens the event ring. A ring has one reader: the agent.
     pub fn open_events(&self) -> Result<aya::maps::RingBuf<MapData>, MapError> {
-        let dir = self.events.parent().unwrap_or(Path::new("/"));
-        open(dir, map_name::EVENTS)
+        open(self.dir(), map_name::EVENTS)
     }
 }
 
-/// The adoption window. `None`: the tables are of a version without it.
-pub fn open_adoption(dir: &Path) -> Result<Option<Array<MapData, u32>>, MapError> {
-    if_there(open(dir, map_name::ADOPTION))
+impl Deref for Pinned {
+    type Target = MapSet;
+
+    fn deref(&self) -> &MapSet {
+        &self.maps
+    }
 }
 
 /// `None`: the tables are of a version without this map.
-fn if_there<T>(opened: Result<T, MapError>) -> Result<Option<T>, MapError> {
+pub fn if_there<T>(opened: Result<T, MapError>) -> Result<Option<T>, MapError> {
     match opened {
         Err(MapError::Missing { .. }) => Ok(None),
         found => found.map(Some),
@@ -198,9 +183,9 @@ fn max_entries(dir: &Path, map: &'static str) -> Result<u32, MapError> {
     Ok(info.max_entries())
 }
 
-fn open<T: TryFrom<Map, Error = aya::maps::MapError>>(dir: &Path, map: &'static str) -> Result<T, MapError> {
+fn open<T: TryFrom<AyaMap, Error = aya::maps::MapError>>(dir: &Path, map: &'static str) -> Result<T, MapError> {
     let opened = data(dir, map)?;
-    Map::from_map_data(opened).and_then(T::try_from).map_err(|error| layout_error(dir, map, error))
+    AyaMap::from_map_data(opened).and_then(T::try_from).map_err(|error| layout_error(dir, map, error))
 }
 
 fn layout_error(dir: &Path, map: &'static str, error: aya::maps::MapError) -> MapError {
@@ -222,6 +207,18 @@ fn layout_error(dir: &Path, map: &'static str, error: aya::maps::MapError) -> Ma
         },
         source => MapError::Access { map, action: "opening", source },
     }
+}
+
+/// A record as plain bytes.
+pub fn bytes_of<T: Pod>(record: &T) -> &[u8] {
+    // SAFETY: a `Pod` is plain bytes without padding.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(record).cast::<u8>(), size_of::<T>()) }
+}
+
+/// A record of plain bytes. `None`: they are not as many as it has.
+pub fn from_bytes<T: Pod>(bytes: &[u8]) -> Option<T> {
+    // SAFETY: as many bytes as the record has, every pattern of which is a valid `Pod`.
+    (bytes.len() == size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
 /// Text as it stands in a record: NUL-terminated, cut to the room that there is.

@@ -3,7 +3,6 @@
 //! aya 0.14 has no batches. A batch of one is not worth its set-up, so a lone element takes the plain call.
 
 use std::{
-    any::TypeId,
     io,
     marker::PhantomData,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
@@ -16,6 +15,7 @@ use std::{
 
 use aya::{Pod, maps::MapData};
 use aya_obj::generated::bpf_cmd;
+use lb_common::map::Map;
 
 mod part;
 
@@ -41,16 +41,59 @@ impl Calls {
     }
 }
 
-/// A hash, array or LPM map with keys `K` and values `V`.
+/// A hash, array or LPM map with keys `K` and values `V`. Copies of it share the descriptor.
 #[derive(Debug)]
 pub struct Table<K, V> {
+    opened: Arc<Opened>,
+    kinds: PhantomData<(K, V)>,
+}
+
+/// The table of a map of the declaration.
+pub type TableOf<M> = Table<<M as Map>::Key, <M as Map>::Value>;
+
+/// A map, whatever it holds.
+#[derive(Debug)]
+pub(super) struct Opened {
     map: MapData,
     name: &'static str,
+    key_size: usize,
     capacity: u32,
     calls: Calls,
     /// False once the kernel refused a batch for this map type.
     batches: AtomicBool,
-    kinds: PhantomData<(K, V)>,
+}
+
+impl Opened {
+    /// Keys and values of the map must have these sizes.
+    pub fn of(
+        map: MapData,
+        path: &Path,
+        name: &'static str,
+        (key, value): (usize, usize),
+        calls: &Calls,
+    ) -> Result<Self, MapError> {
+        let info = map.info().map_err(|source| MapError::Access { map: name, action: "asking its size", source })?;
+        for (field, expected, found) in [("key size", key, info.key_size()), ("value size", value, info.value_size())] {
+            if expected != found as usize {
+                let (expected, found) = (expected.to_string(), found.to_string());
+                return Err(MapError::Layout { map: name, path: path.to_owned(), field, expected, found });
+            }
+        }
+        let (capacity, batches) = (info.max_entries(), AtomicBool::new(true));
+        Ok(Self { map, name, key_size: key, capacity, calls: calls.clone(), batches })
+    }
+
+    pub fn remove_bytes(&self, key: &[u8]) -> io::Result<()> {
+        if key.len() != self.key_size {
+            return Ok(());
+        }
+        let mut element = Element { map: self.descriptor(), key: key.as_ptr() as u64, ..Element::default() };
+        present(call(&self.calls, bpf_cmd::BPF_MAP_DELETE_ELEM, &mut element)).map(drop)
+    }
+
+    fn descriptor(&self) -> u32 {
+        self.map.fd().as_fd().as_raw_fd().unsigned_abs()
+    }
 }
 
 /// `union bpf_attr` of the commands for one element.
@@ -81,48 +124,54 @@ pub(super) struct Batch {
     pub flags: u64,
 }
 
+/// Opens the map pinned in `dir`.
+pub fn open<M: Map>(dir: &Path, calls: &Calls) -> Result<TableOf<M>, MapError> {
+    at_path::<M>(data(dir, M::NAME)?, &dir.join(M::NAME), calls)
+}
+
+/// Opens the map pinned in `dir`, with a descriptor that the kernel takes no writes from.
+pub fn open_read_only<M: Map>(dir: &Path) -> Result<TableOf<M>, MapError> {
+    open_path_read_only::<M>(&dir.join(M::NAME))
+}
+
+/// Opens a map that is pinned at this path, with such a descriptor.
+pub fn open_path_read_only<M: Map>(path: &Path) -> Result<TableOf<M>, MapError> {
+    at_path::<M>(read_only::data(path, M::NAME)?, path, &Calls::default())
+}
+
+fn at_path<M: Map>(map: MapData, path: &Path, calls: &Calls) -> Result<TableOf<M>, MapError> {
+    const { assert!(M::IS_PLAIN, "has no such elements") };
+    let sizes = (size_of::<M::Key>(), size_of::<M::Value>());
+    Opened::of(map, path, M::NAME, sizes, calls).map(|opened| Table::at(Arc::new(opened)))
+}
+
+impl<K, V> Clone for Table<K, V> {
+    fn clone(&self) -> Self {
+        Self { opened: self.opened.clone(), kinds: PhantomData }
+    }
+}
+
 impl<K: Pod, V: Pod> Table<K, V> {
-    /// Opens the map pinned under its name in `dir`; keys and values must have the sizes of `K` and `V`.
-    pub fn open(dir: &Path, name: &'static str, calls: &Calls) -> Result<Self, MapError> {
-        Self::of(data(dir, name)?, &dir.join(name), name, calls)
+    /// The table of a map that was opened with the sizes of these keys and values.
+    pub(super) fn at(opened: Arc<Opened>) -> Self {
+        Self { opened, kinds: PhantomData }
     }
 
-    /// The same, with a descriptor that the kernel takes no writes from.
-    pub fn open_read_only(dir: &Path, name: &'static str) -> Result<Self, MapError> {
-        Self::open_path_read_only(&dir.join(name), name)
-    }
-
-    /// The same of a map that is pinned at this path.
-    pub fn open_path_read_only(path: &Path, name: &'static str) -> Result<Self, MapError> {
-        Self::of(read_only::data(path, name)?, path, name, &Calls::default())
-    }
-
-    fn of(map: MapData, path: &Path, name: &'static str, calls: &Calls) -> Result<Self, MapError> {
-        let declared = lb_common::maps::table(name);
-        debug_assert!(declared.is_none_or(|table| (table.value)() == TypeId::of::<V>()), "{name} has other values");
-        let info = map.info().map_err(|source| MapError::Access { map: name, action: "asking its size", source })?;
-        let sizes = [("key size", size_of::<K>(), info.key_size()), ("value size", size_of::<V>(), info.value_size())];
-        for (field, expected, found) in sizes {
-            if expected != found as usize {
-                let (expected, found) = (expected.to_string(), found.to_string());
-                return Err(MapError::Layout { map: name, path: path.to_owned(), field, expected, found });
-            }
-        }
-        let (capacity, batches) = (info.max_entries(), AtomicBool::new(true));
-        Ok(Self { map, name, capacity, calls: calls.clone(), batches, kinds: PhantomData })
+    pub(super) fn opened(&self) -> Arc<Opened> {
+        self.opened.clone()
     }
 
     pub fn name(&self) -> &'static str {
-        self.name
+        self.opened.name
     }
 
     pub fn capacity(&self) -> u32 {
-        self.capacity
+        self.opened.capacity
     }
 
     /// A descriptor of its own.
     pub(super) fn open_again(&self) -> io::Result<OwnedFd> {
-        self.map.fd().as_fd().try_clone_to_owned()
+        self.opened.map.fd().as_fd().try_clone_to_owned()
     }
 
     /// `None`: not there.
@@ -165,7 +214,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
 
     /// Writes elements up to the first failure, and returns how many.
     fn put_batch(&self, keys: &[K], values: &[V]) -> usize {
-        if keys.len() < 2 || !self.batches.load(Ordering::Relaxed) {
+        if keys.len() < 2 || !self.opened.batches.load(Ordering::Relaxed) {
             return 0;
         }
         let count = u32::try_from(keys.len()).unwrap_or(u32::MAX);
@@ -175,7 +224,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
             Ok(()) => count as usize,
             Err(error) => {
                 if is_unsupported(&error) && attributes.count == count {
-                    self.batches.store(false, Ordering::Relaxed);
+                    self.opened.batches.store(false, Ordering::Relaxed);
                 }
                 // An error found before the first element leaves the count as it was.
                 if attributes.count < count { attributes.count as usize } else { 0 }
@@ -188,20 +237,12 @@ impl<K: Pod, V: Pod> Table<K, V> {
         present(self.element(bpf_cmd::BPF_MAP_DELETE_ELEM, address(key), 0))
     }
 
-    /// The same for a key that may make no sense. One of another size is nowhere.
-    pub fn remove_bytes(&self, key: &[u8]) -> io::Result<()> {
-        if key.len() != size_of::<K>() {
-            return Ok(());
-        }
-        present(self.element(bpf_cmd::BPF_MAP_DELETE_ELEM, key.as_ptr() as u64, 0)).map(drop)
-    }
-
     /// Passes every element to `take`: each once, if nothing comes or goes meanwhile. False if the table changed faster than it
     /// could be read to its end.
     pub fn each(&self, mut take: impl FnMut(&K, &V)) -> io::Result<bool> {
         let mut position = Position::<K>::start();
         // Twice its size, as a hash may grow while it is read.
-        let mut left = 2 * self.capacity as usize + BATCH;
+        let mut left = 2 * self.opened.capacity as usize + BATCH;
         let mut count = BATCH;
         while left > 0 {
             match self.read_batch(&mut position, count) {
@@ -213,7 +254,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
                     }
                 }
                 // A bucket holds more than was asked for.
-                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && count < self.capacity as usize => {
+                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && count < self.opened.capacity as usize => {
                     count *= 2;
                 }
                 Err(error) if is_unsupported(&error) && !position.is_started() => return self.each_single(take),
@@ -232,7 +273,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
 
     fn each_single(&self, mut take: impl FnMut(&K, &V)) -> io::Result<bool> {
         let mut key: Option<K> = None;
-        for _ in 0..2 * u64::from(self.capacity) {
+        for _ in 0..2 * u64::from(self.opened.capacity) {
             let mut next = Vec::<K>::with_capacity(1);
             let before = key.as_ref().map_or(0, address);
             let found = self.element(bpf_cmd::BPF_MAP_GET_NEXT_KEY, before, next.as_mut_ptr() as u64);
@@ -282,11 +323,11 @@ impl<K: Pod, V: Pod> Table<K, V> {
     }
 
     fn descriptor(&self) -> u32 {
-        self.map.fd().as_fd().as_raw_fd().unsigned_abs()
+        self.opened.descriptor()
     }
 
     fn call<T>(&self, command: bpf_cmd, attributes: &mut T) -> io::Result<()> {
-        call(&self.calls, command, attributes)
+        call(&self.opened.calls, command, attributes)
     }
 }
 
@@ -308,7 +349,7 @@ impl<V: Pod> Table<u32, V> {
         let mut position = base.checked_sub(1).map_or_else(Position::start, Position::after);
         while values.len() < count as usize {
             let left = (count as usize - values.len()).min(BATCH);
-            if left > 1 && self.batches.load(Ordering::Relaxed) {
+            if left > 1 && self.opened.batches.load(Ordering::Relaxed) {
                 let (_, found, more) = self.read_batch(&mut position, left)?;
                 values.extend(found);
                 if more {

@@ -52,7 +52,7 @@ impl Foretells<16> for Explained {
 }
 
 /// The decision, and the explanation of it, which must not promise what chance decides.
-fn foretell<const N: usize, S: Stored<N>>(
+fn foretell<const N: usize, S: Stored>(
     stored: &S,
     settings: Settings,
     hook: Hook,

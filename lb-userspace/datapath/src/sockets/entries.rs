@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use aya::Pod;
 use lb_common::abi::{Backend, SocketKey, SocketPeer, UDP, V4, V6, socket_direction};
+use lb_common::map;
 use lb_common::state;
 
 use lb_tables::{Pinned, Table};
@@ -67,8 +68,8 @@ pub struct Found {
 /// All stale entries of both families.
 pub fn stale(maps: &Pinned, now_ds: u32) -> io::Result<Found> {
     let mut found = Found::default();
-    of_family(&maps.sockets4, &maps.backends4, now_ds, Entry::V4, &mut found)?;
-    of_family(&maps.sockets6, &maps.backends6, now_ds, Entry::V6, &mut found)?;
+    of_family(&maps.of::<map::Sockets<4>>(), &maps.of::<map::Backends<4>>(), now_ds, Entry::V4, &mut found)?;
+    of_family(&maps.of::<map::Sockets<16>>(), &maps.of::<map::Backends<16>>(), now_ds, Entry::V6, &mut found)?;
     Ok(found)
 }
 
@@ -114,8 +115,8 @@ where
 /// Removes the entry, and the one of the other direction if it leads to the same backend.
 pub fn remove(maps: &Pinned, entry: &Entry) -> io::Result<()> {
     match entry {
-        Entry::V4(key, peer) => remove_from(&maps.sockets4, key, peer),
-        Entry::V6(key, peer) => remove_from(&maps.sockets6, key, peer),
+        Entry::V4(key, peer) => remove_from(&maps.of::<map::Sockets<4>>(), key, peer),
+        Entry::V6(key, peer) => remove_from(&maps.of::<map::Sockets<16>>(), key, peer),
     }
 }
 

@@ -6,16 +6,16 @@ use std::{
     net::IpAddr,
 };
 
-use aya::Pod;
-use lb_common::abi;
+use lb_common::{abi, map};
 
 use super::{
+    StoreError,
     kernel::{Elements, Results, failed},
     records,
 };
 use crate::plan::{BackendId, BackendRecord, Loaded, Named, named};
 use lb_model::Family;
-use lb_tables::{Pinned, Table};
+use lb_tables::Pinned;
 
 /// An agent that was killed may have written a backend and not its name. It is taken for a backend of another node, so that the plan
 /// writes both again.
@@ -56,22 +56,16 @@ impl Endpoints {
 
     /// After the backends.
     pub fn write(&self, maps: &Pinned, results: &mut Results) {
-        self.v4.write(&maps.endpoints4, results);
-        self.v6.write(&maps.endpoints6, results);
+        self.v4.write(&maps.of::<map::Endpoints<4>>(), results);
+        self.v6.write(&maps.of::<map::Endpoints<16>>(), results);
         for (op, named) in &self.yielding {
             let (service, endpoint) = (named.key.1, named.endpoint);
-            let (name, written) = match named.key.0 {
-                IpAddr::V4(v4) => {
-                    let key = abi::EndpointKey { address: v4.octets(), service };
-                    (maps.endpoints4.name(), give_way(&maps.backends4, &maps.endpoints4, &key, endpoint))
-                }
-                IpAddr::V6(v6) => {
-                    let key = abi::EndpointKey { address: v6.octets(), service };
-                    (maps.endpoints6.name(), give_way(&maps.backends6, &maps.endpoints6, &key, endpoint))
-                }
+            let written = match named.key.0 {
+                IpAddr::V4(v4) => give_way(maps, &abi::EndpointKey { address: v4.octets(), service }, endpoint),
+                IpAddr::V6(v6) => give_way(maps, &abi::EndpointKey { address: v6.octets(), service }, endpoint),
             };
             if let Err(error) = written {
-                results[*op] = Err(failed(name, "writing", &error));
+                results[*op] = Err(error);
             }
         }
     }
@@ -79,18 +73,19 @@ impl Endpoints {
 
 /// Writes the name of one that yields, unless another keeps it.
 fn give_way<const N: usize>(
-    backends: &Table<u32, abi::Backend<N>>,
-    endpoints: &Table<abi::EndpointKey<N>, abi::Endpoint>,
+    maps: &Pinned,
     key: &abi::EndpointKey<N>,
     endpoint: abi::Endpoint,
-) -> io::Result<()>
-where
-    abi::Backend<N>: Pod,
-    abi::EndpointKey<N>: Pod,
-{
-    if let Some(entry) = endpoints.get(key)? {
+) -> Result<(), StoreError> {
+    let endpoints = maps.of::<map::Endpoints<N>>();
+    let failed = |error: io::Error| failed(endpoints.name(), "writing", &error);
+    if let Some(entry) = endpoints.get(key).map_err(failed)? {
         let family = if N == abi::V4 { Family::V4 } else { Family::V6 };
-        let other = backends.get(&entry.backend)?.and_then(|record| records::from_backend(&record));
+        let other = maps
+            .of::<map::Backends<N>>()
+            .get(&entry.backend)
+            .map_err(failed)?
+            .and_then(|record| records::from_backend(&record));
         let id = BackendId { family, id: entry.backend };
         let named = other.and_then(|record| named(id, &record));
         let Some(address) = records::address(&key.address) else { return Ok(()) };
@@ -98,28 +93,21 @@ where
             return Ok(());
         }
     }
-    endpoints.put(key, &endpoint)
+    endpoints.put(key, &endpoint).map_err(failed)
 }
 
 /// Takes out what leads another node's choice to an id that is given up. What stays leads nowhere: its generation is over.
 pub(super) fn forget(maps: &Pinned, id: BackendId) {
     let _ = match id.family {
-        Family::V4 => forget_of(&maps.backends4, &maps.endpoints4, id.id),
-        Family::V6 => forget_of(&maps.backends6, &maps.endpoints6, id.id),
+        Family::V4 => forget_of::<4>(maps, id.id),
+        Family::V6 => forget_of::<16>(maps, id.id),
     };
 }
 
-fn forget_of<const N: usize>(
-    backends: &Table<u32, abi::Backend<N>>,
-    endpoints: &Table<abi::EndpointKey<N>, abi::Endpoint>,
-    id: u32,
-) -> io::Result<()>
-where
-    abi::Backend<N>: Pod,
-    abi::EndpointKey<N>: Pod,
-{
+fn forget_of<const N: usize>(maps: &Pinned, id: u32) -> io::Result<()> {
+    let endpoints = maps.of::<map::Endpoints<N>>();
     // Also where it no longer is one of this node: it has been, and its entry takes room.
-    let Some(backend) = backends.get(&id)? else { return Ok(()) };
+    let Some(backend) = maps.of::<map::Backends<N>>().get(&id)? else { return Ok(()) };
     let key = abi::EndpointKey { address: backend.address, service: backend.service };
     if endpoints.get(&key)?.is_some_and(|endpoint| endpoint.backend == id) {
         endpoints.remove(&key)?;

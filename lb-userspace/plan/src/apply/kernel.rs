@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, io, net::IpAddr, ops};
 use aya::Pod;
 use lb_common::{
     abi::{self, Slot, map_name, stat_kind},
+    map::{self, Prefix},
     outcome::Outcome,
 };
 
@@ -104,26 +105,37 @@ impl KernelStore {
         let maps = &mut self.maps;
         match op {
             Op::RemoveFrontend { frontend } => match frontend.address {
-                IpAddr::V4(v4) => remove(&maps.services4, &frontend.key(v4.octets())),
-                IpAddr::V6(v6) => remove(&maps.services6, &frontend.key(v6.octets())),
+                IpAddr::V4(v4) => remove(&maps.of::<map::Services<4>>(), &frontend.key(v4.octets())),
+                IpAddr::V6(v6) => remove(&maps.of::<map::Services<16>>(), &frontend.key(v6.octets())),
             },
             Op::RemoveSource { id, network } => match network.addr() {
-                IpAddr::V4(v4) => remove(&maps.sources4, &records::source_key(*id, *network, v4.octets())),
-                IpAddr::V6(v6) => remove(&maps.sources6, &records::source_key(*id, *network, v6.octets())),
+                IpAddr::V4(v4) => {
+                    remove(&maps.of::<map::Sources<4>>(), &records::source_key(*id, *network, v4.octets()))
+                }
+                IpAddr::V6(v6) => {
+                    remove(&maps.of::<map::Sources<16>>(), &records::source_key(*id, *network, v6.octets()))
+                }
             },
             Op::RemoveVip { address } => match address {
-                IpAddr::V4(v4) => remove(&maps.vips4, &abi::VipKey { address: v4.octets() }),
-                IpAddr::V6(v6) => remove(&maps.vips6, &abi::VipKey { address: v6.octets() }),
+                IpAddr::V4(v4) => remove(&maps.of::<map::Vips<4>>(), &abi::VipKey { address: v4.octets() }),
+                IpAddr::V6(v6) => remove(&maps.of::<map::Vips<16>>(), &abi::VipKey { address: v6.octets() }),
             },
-            Op::ForgetService { id } => remove(&maps.names, id),
+            Op::ForgetService { id } => remove(&maps.of::<map::Names>(), id),
             Op::WriteConfig { revision, programmed_ds } => {
-                maps.calls.add();
                 let config = crate::plan::config(*revision, *programmed_ds);
-                maps.config.set(0, config, 0).map_err(|source| {
-                    failed_access(&MapError::Access { map: map_name::CONFIG, action: "writing", source })
-                })
+                let table = maps.of::<map::Config>();
+                table.put(&0, &config).map_err(|error| failed(table.name(), "writing", &error))
             }
-            _ => Ok(()),
+            // Done in batches.
+            Op::WriteName { .. }
+            | Op::WriteBackend { .. }
+            | Op::RetireBackend { .. }
+            | Op::FreeBackend { .. }
+            | Op::WriteSlots { .. }
+            | Op::ReleaseSlots { .. }
+            | Op::WriteFrontend { .. }
+            | Op::WriteSource { .. }
+            | Op::WriteVip { .. } => Ok(()),
         }
     }
 
@@ -168,8 +180,8 @@ struct Sorted<'a> {
     backends4: Elements<u32, abi::Backend<4>>,
     backends6: Elements<u32, abi::Backend<16>>,
     slots: Elements<u32, Slot>,
-    sources4: Elements<aya::maps::lpm_trie::Key<abi::SourceKey<4>>, abi::Source>,
-    sources6: Elements<aya::maps::lpm_trie::Key<abi::SourceKey<16>>, abi::Source>,
+    sources4: Elements<Prefix<abi::SourceKey<4>>, abi::Source>,
+    sources6: Elements<Prefix<abi::SourceKey<16>>, abi::Source>,
     services4: Elements<abi::ServiceKey<4>, abi::Service>,
     services6: Elements<abi::ServiceKey<16>, abi::Service>,
     endpoints: Endpoints,
@@ -221,18 +233,18 @@ impl Store for KernelStore {
     fn capacities(&self) -> Capacities {
         let maps = &self.maps;
         Capacities {
-            frontends4: maps.services4.capacity(),
-            frontends6: maps.services6.capacity(),
-            backends4: maps.backends4.capacity(),
-            backends6: maps.backends6.capacity(),
-            endpoints4: maps.endpoints4.capacity(),
-            endpoints6: maps.endpoints6.capacity(),
-            slots: maps.slots.capacity(),
-            names: maps.names.capacity(),
-            sources4: maps.sources4.capacity(),
-            sources6: maps.sources6.capacity(),
-            vips4: maps.vips4.capacity(),
-            vips6: maps.vips6.capacity(),
+            frontends4: maps.of::<map::Services<4>>().capacity(),
+            frontends6: maps.of::<map::Services<16>>().capacity(),
+            backends4: maps.of::<map::Backends<4>>().capacity(),
+            backends6: maps.of::<map::Backends<16>>().capacity(),
+            endpoints4: maps.of::<map::Endpoints<4>>().capacity(),
+            endpoints6: maps.of::<map::Endpoints<16>>().capacity(),
+            slots: maps.of::<map::Slots>().capacity(),
+            names: maps.of::<map::Names>().capacity(),
+            sources4: maps.of::<map::Sources<4>>().capacity(),
+            sources6: maps.of::<map::Sources<16>>().capacity(),
+            vips4: maps.of::<map::Vips<4>>().capacity(),
+            vips6: maps.of::<map::Vips<16>>().capacity(),
         }
     }
 
@@ -261,7 +273,7 @@ impl Store for KernelStore {
                 end = end.max(next.end());
                 together += 1;
             }
-            let slots = self.maps.slots.read_range(first.base, end - first.base);
+            let slots = self.maps.of::<map::Slots>().read_range(first.base, end - first.base);
             let slots = slots.map_err(|error| failed(map_name::SLOTS, "reading", &error))?;
             for range in &rest[..together] {
                 let from = (range.base - first.base) as usize;
@@ -306,17 +318,17 @@ impl Store for KernelStore {
                 *result = Err(failed(map_name::CONNECT_TIMES, "changing", &error));
             }
         }
-        sorted.names.write(&self.maps.names, &mut results);
-        sorted.backends4.write(&self.maps.backends4, &mut results);
-        sorted.backends6.write(&self.maps.backends6, &mut results);
+        sorted.names.write(&self.maps.of::<map::Names>(), &mut results);
+        sorted.backends4.write(&self.maps.of::<map::Backends<4>>(), &mut results);
+        sorted.backends6.write(&self.maps.of::<map::Backends<16>>(), &mut results);
         sorted.endpoints.write(&self.maps, &mut results);
-        sorted.slots.write(&self.maps.slots, &mut results);
-        sorted.sources4.write(&self.maps.sources4, &mut results);
-        sorted.sources6.write(&self.maps.sources6, &mut results);
-        sorted.services4.write(&self.maps.services4, &mut results);
-        sorted.services6.write(&self.maps.services6, &mut results);
-        sorted.vips4.write(&self.maps.vips4, &mut results);
-        sorted.vips6.write(&self.maps.vips6, &mut results);
+        sorted.slots.write(&self.maps.of::<map::Slots>(), &mut results);
+        sorted.sources4.write(&self.maps.of::<map::Sources<4>>(), &mut results);
+        sorted.sources6.write(&self.maps.of::<map::Sources<16>>(), &mut results);
+        sorted.services4.write(&self.maps.of::<map::Services<4>>(), &mut results);
+        sorted.services6.write(&self.maps.of::<map::Services<16>>(), &mut results);
+        sorted.vips4.write(&self.maps.of::<map::Vips<4>>(), &mut results);
+        sorted.vips6.write(&self.maps.of::<map::Vips<16>>(), &mut results);
         for (index, op) in sorted.rest {
             if results[index].is_ok() {
                 results[index] = self.single(op);

@@ -2,19 +2,16 @@
 
 use std::{net::IpAddr, ops::Range};
 
-use aya::{Pod, maps::lpm_trie::Key};
-use lb_common::abi::{
-    Backend, Endpoint, EndpointKey, Service, ServiceKey, Source, SourceKey, V4, V6, Vip, VipKey, map_name,
+use aya::Pod;
+use lb_common::{
+    abi::{Backend, Endpoint, EndpointKey, Service, ServiceKey, Source, SourceKey, V4, V6, Vip, VipKey},
+    map::{self, Map, MapId, Prefix},
 };
 
-use super::{
-    StoreError,
-    kernel::{failed, failed_access},
-    records,
-};
+use super::{StoreError, kernel::failed, records};
 use crate::plan::{BackendId, Loaded, Part, Stray};
 use lb_model::Family;
-use lb_tables::{MapError, Pinned, Table, VipFilter};
+use lb_tables::{Pinned, Table, VipFilter, bytes_of};
 
 /// Elements of an array that are read together.
 const READ_TOGETHER: u32 = 4_096;
@@ -22,22 +19,20 @@ const READ_TOGETHER: u32 = 4_096;
 /// Adds what one part holds.
 pub(super) fn load(maps: &Pinned, part: Part, loaded: &mut Loaded) -> Result<(), StoreError> {
     match part {
-        Part::Names => loaded.names = read(&maps.names)?,
-        Part::Services(Family::V4) => services(&maps.services4, loaded)?,
-        Part::Services(Family::V6) => services(&maps.services6, loaded)?,
+        Part::Names => loaded.names = read(&maps.of::<map::Names>())?,
+        Part::Services(Family::V4) => services(&maps.of::<map::Services<4>>(), loaded)?,
+        Part::Services(Family::V6) => services(&maps.of::<map::Services<16>>(), loaded)?,
         Part::Backends(family) => load_backends(maps, family, 0..u32::MAX, loaded)?,
-        Part::Endpoints(Family::V4) => endpoints(&maps.endpoints4, loaded)?,
-        Part::Endpoints(Family::V6) => endpoints(&maps.endpoints6, loaded)?,
-        Part::Sources(Family::V4) => sources(&maps.sources4, loaded)?,
-        Part::Sources(Family::V6) => sources(&maps.sources6, loaded)?,
-        Part::Vips(Family::V4) => vips(&maps.vips4, loaded)?,
-        Part::Vips(Family::V6) => vips(&maps.vips6, loaded)?,
+        Part::Endpoints(Family::V4) => endpoints(&maps.of::<map::Endpoints<4>>(), loaded)?,
+        Part::Endpoints(Family::V6) => endpoints(&maps.of::<map::Endpoints<16>>(), loaded)?,
+        Part::Sources(Family::V4) => sources(&maps.of::<map::Sources<4>>(), loaded)?,
+        Part::Sources(Family::V6) => sources(&maps.of::<map::Sources<16>>(), loaded)?,
+        Part::Vips(Family::V4) => vips(&maps.of::<map::Vips<4>>(), loaded)?,
+        Part::Vips(Family::V6) => vips(&maps.of::<map::Vips<16>>(), loaded)?,
         Part::VipFilter => loaded.vip_filter = maps.vip_filter.as_ref().map(VipFilter::read).unwrap_or_default(),
         Part::Config => {
-            maps.calls.add();
-            let config = maps.config.get(&0, 0);
-            let unread = |source| failed_access(&MapError::Access { map: map_name::CONFIG, action: "reading", source });
-            loaded.config = Some(config.map_err(unread)?);
+            let table = maps.of::<map::Config>();
+            loaded.config = table.get(&0).map_err(|error| failed(table.name(), "reading", &error))?;
         }
         Part::Slots | Part::Plan => {}
     }
@@ -52,8 +47,8 @@ pub(super) fn load_backends(
     loaded: &mut Loaded,
 ) -> Result<(), StoreError> {
     match family {
-        Family::V4 => backends(&maps.backends4, family, ids, loaded),
-        Family::V6 => backends(&maps.backends6, family, ids, loaded),
+        Family::V4 => backends(&maps.of::<map::Backends<4>>(), family, ids, loaded),
+        Family::V6 => backends(&maps.of::<map::Backends<16>>(), family, ids, loaded),
     }
 }
 
@@ -61,17 +56,15 @@ pub(super) fn load_backends(
 pub(super) fn remove_stray(maps: &Pinned, stray: &Stray) -> Result<(), StoreError> {
     let key = stray.key.as_slice();
     let removed = match stray.table {
-        map_name::SERVICES4 => maps.services4.remove_bytes(key),
-        map_name::SERVICES6 => maps.services6.remove_bytes(key),
-        map_name::SOURCES4 => maps.sources4.remove_bytes(key),
-        map_name::SOURCES6 => maps.sources6.remove_bytes(key),
-        map_name::ENDPOINTS4 => maps.endpoints4.remove_bytes(key),
-        map_name::ENDPOINTS6 => maps.endpoints6.remove_bytes(key),
-        map_name::BACKENDS4 => maps.backends4.put(&0, &records::backend(&records::free(Family::V4, 0), [0; V4])),
-        map_name::BACKENDS6 => maps.backends6.put(&0, &records::backend(&records::free(Family::V6, 0), [0; V6])),
-        _ => Ok(()),
+        MapId::BACKENDS4 => {
+            maps.of::<map::Backends<4>>().put(&0, &records::backend(&records::free(Family::V4, 0), [0; V4]))
+        }
+        MapId::BACKENDS6 => {
+            maps.of::<map::Backends<16>>().put(&0, &records::backend(&records::free(Family::V6, 0), [0; V6]))
+        }
+        map => maps.remove_bytes(map, key),
     };
-    removed.map_err(|error| failed(stray.table, "deleting", &error))
+    removed.map_err(|error| failed(stray.table.name(), "deleting", &error))
 }
 
 fn read<K: Pod, V: Pod>(table: &Table<K, V>) -> Result<Vec<(K, V)>, StoreError> {
@@ -85,7 +78,7 @@ where
     for (key, entry) in read(table)? {
         match records::frontend(&key) {
             Some(frontend) => loaded.frontends.push((frontend, entry)),
-            None => loaded.strays.push(stray(table.name(), &key)),
+            None => loaded.strays.push(stray::<map::Services<N>>(&key)),
         }
     }
     Ok(())
@@ -108,7 +101,7 @@ where
         // Generation 0 means that this id never was in use.
         for (id, record) in (from..).zip(&records).filter(|(_, record)| record.generation != 0) {
             match records::from_backend(record) {
-                Some(_) if id == 0 => loaded.strays.push(stray(table.name(), &id)),
+                Some(_) if id == 0 => loaded.strays.push(stray::<map::Backends<N>>(&id)),
                 Some(plain) => loaded.backends.push((BackendId { family, id }, plain)),
                 None => {}
             }
@@ -128,14 +121,14 @@ where
     Ok(())
 }
 
-fn sources<const N: usize>(table: &Table<Key<SourceKey<N>>, Source>, loaded: &mut Loaded) -> Result<(), StoreError>
+fn sources<const N: usize>(table: &Table<Prefix<SourceKey<N>>, Source>, loaded: &mut Loaded) -> Result<(), StoreError>
 where
     SourceKey<N>: Pod,
 {
     for (key, source) in read(table)? {
         match records::source(&key) {
             Some((service, network)) => loaded.sources.push((service, network, source)),
-            None => loaded.strays.push(stray(table.name(), &key)),
+            None => loaded.strays.push(stray::<map::Sources<N>>(&key)),
         }
     }
     Ok(())
@@ -150,8 +143,6 @@ where
     Ok(())
 }
 
-fn stray<K: Pod>(table: &'static str, key: &K) -> Stray {
-    // SAFETY: a `Pod` is plain bytes without padding.
-    let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(key).cast::<u8>(), size_of::<K>()) };
-    Stray { table, key: bytes.to_vec() }
+fn stray<M: Map>(key: &M::Key) -> Stray {
+    Stray { table: M::ID, key: bytes_of(key).to_vec() }
 }

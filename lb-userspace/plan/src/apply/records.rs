@@ -2,9 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use aya::{Pod, maps::lpm_trie::Key};
 use ipnet::IpNet;
-use lb_common::abi::{self, Backend, SOURCE_SERVICE_BITS, ServiceKey, SourceKey, V4, V6, VipKey};
+use lb_common::{
+    abi::{self, Backend, SOURCE_SERVICE_BITS, ServiceKey, SourceKey, V4, V6, VipKey},
+    map::Prefix,
+};
 
 use crate::plan::{BackendRecord, Frontend};
 use lb_model::{Family, Protocol};
@@ -54,20 +56,14 @@ pub(super) fn frontend<const N: usize>(key: &ServiceKey<N>) -> Option<Frontend> 
     Some(Frontend { address: address(&key.address)?, port: key.port, protocol })
 }
 
-pub(super) fn source_key<const N: usize>(service: u32, network: IpNet, address: [u8; N]) -> Key<SourceKey<N>>
-where
-    SourceKey<N>: Pod,
-{
-    Key::new(SOURCE_SERVICE_BITS + u32::from(network.prefix_len()), SourceKey { service, address })
+pub(super) fn source_key<const N: usize>(service: u32, network: IpNet, address: [u8; N]) -> Prefix<SourceKey<N>> {
+    Prefix::new(SOURCE_SERVICE_BITS + u32::from(network.prefix_len()), SourceKey { service, address })
 }
 
 /// `None`: no source range of ours has such a key.
-pub(super) fn source<const N: usize>(key: &Key<SourceKey<N>>) -> Option<(u32, IpNet)>
-where
-    SourceKey<N>: Pod,
-{
-    let data = key.data();
-    let bits = key.prefix_len().checked_sub(SOURCE_SERVICE_BITS)?;
+pub(super) fn source<const N: usize>(key: &Prefix<SourceKey<N>>) -> Option<(u32, IpNet)> {
+    let data = key.data;
+    let bits = key.bits.checked_sub(SOURCE_SERVICE_BITS)?;
     let network = IpNet::new(address(&data.address)?, u8::try_from(bits).ok()?).ok()?;
     (network.trunc() == network).then_some((data.service, network))
 }

@@ -7,6 +7,7 @@ use std::{
 
 use ipnet::IpNet;
 use lb_common::abi::{self, backend_state};
+use lb_common::map::MapId;
 
 use super::{BackendId, BackendRecord, Capacities, Frontend, FrontendKind, ProgrammedState, Range, Set, Use};
 use lb_model::{Family, ObjectName, PortKey, Protocol, shared};
@@ -36,8 +37,8 @@ pub struct Loaded {
 /// An element that nothing of ours can be: not even its key makes sense.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stray {
-    /// Name of its map.
-    pub table: &'static str,
+    /// Its map.
+    pub table: MapId,
     pub key: Vec<u8>,
 }
 

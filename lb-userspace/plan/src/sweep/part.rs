@@ -8,6 +8,7 @@ use lb_common::{
         Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, Traffic, UDP, flow_flags, flow_state,
     },
     decide::{Now, is_pair, pair_key},
+    map,
     state::Timeouts,
 };
 
@@ -46,22 +47,30 @@ impl SweepContext<'_> {
     pub fn part(&self, kind: SweptTable, position: &mut Position, count: usize, seen: &mut Seen) -> io::Result<Part> {
         let maps = self.maps;
         match kind {
-            SweptTable::HalfOpen4 => self.half_open(&maps.half_open4, Family::V4, position, count, seen),
-            SweptTable::HalfOpen6 => self.half_open(&maps.half_open6, Family::V6, position, count, seen),
-            SweptTable::Flows4 => self.flows(&maps.flows4, Family::V4, position, count, seen),
-            SweptTable::Flows6 => self.flows(&maps.flows6, Family::V6, position, count, seen),
-            SweptTable::UdpFlows4 => self.flows(&maps.udp_flows4, Family::V4, position, count, seen),
-            SweptTable::UdpFlows6 => self.flows(&maps.udp_flows6, Family::V6, position, count, seen),
-            SweptTable::Sockets4 => sockets(&maps.sockets4, Family::V4, position, count, seen),
-            SweptTable::Sockets6 => sockets(&maps.sockets6, Family::V6, position, count, seen),
-            SweptTable::Affinity4 => self.affinity(&maps.affinity4, Family::V4, position, count, seen),
-            SweptTable::Affinity6 => self.affinity(&maps.affinity6, Family::V6, position, count, seen),
-            SweptTable::Traffic4 => {
-                traffic(&maps.traffic4, [&maps.flows4, &maps.udp_flows4], &maps.half_open4, position, count)
-            }
-            SweptTable::Traffic6 => {
-                traffic(&maps.traffic6, [&maps.flows6, &maps.udp_flows6], &maps.half_open6, position, count)
-            }
+            SweptTable::HalfOpen4 => self.half_open(&maps.of::<map::HalfOpen<4>>(), Family::V4, position, count, seen),
+            SweptTable::HalfOpen6 => self.half_open(&maps.of::<map::HalfOpen<16>>(), Family::V6, position, count, seen),
+            SweptTable::Flows4 => self.flows(&maps.of::<map::Flows<4>>(), Family::V4, position, count, seen),
+            SweptTable::Flows6 => self.flows(&maps.of::<map::Flows<16>>(), Family::V6, position, count, seen),
+            SweptTable::UdpFlows4 => self.flows(&maps.of::<map::UdpFlows<4>>(), Family::V4, position, count, seen),
+            SweptTable::UdpFlows6 => self.flows(&maps.of::<map::UdpFlows<16>>(), Family::V6, position, count, seen),
+            SweptTable::Sockets4 => sockets(&maps.of::<map::Sockets<4>>(), Family::V4, position, count, seen),
+            SweptTable::Sockets6 => sockets(&maps.of::<map::Sockets<16>>(), Family::V6, position, count, seen),
+            SweptTable::Affinity4 => self.affinity(&maps.of::<map::Affinity<4>>(), Family::V4, position, count, seen),
+            SweptTable::Affinity6 => self.affinity(&maps.of::<map::Affinity<16>>(), Family::V6, position, count, seen),
+            SweptTable::Traffic4 => traffic(
+                &maps.of::<map::Traffic<4>>(),
+                [&maps.of::<map::Flows<4>>(), &maps.of::<map::UdpFlows<4>>()],
+                &maps.of::<map::HalfOpen<4>>(),
+                position,
+                count,
+            ),
+            SweptTable::Traffic6 => traffic(
+                &maps.of::<map::Traffic<16>>(),
+                [&maps.of::<map::Flows<16>>(), &maps.of::<map::UdpFlows<16>>()],
+                &maps.of::<map::HalfOpen<16>>(),
+                position,
+                count,
+            ),
         }
     }
 

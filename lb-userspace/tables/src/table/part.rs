@@ -37,7 +37,7 @@ impl<K: Pod, V: Pod> Table<K, V> {
                     return Ok((keys, values));
                 }
                 // A bucket holds more than was asked for.
-                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && count < self.capacity as usize => {
+                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && count < self.capacity() as usize => {
                     count *= 2;
                 }
                 Err(error) => return Err(error),

@@ -8,21 +8,15 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use aya::Pod;
-use lb_common::abi::{Backend, Service, ServiceKey, Slot, V4, V6, map_name};
+use lb_common::abi::{ServiceKey, V4, V6};
+use lb_common::map;
 
 use super::entries::octets;
 use crate::conntrack::Tuple;
-use lb_tables::{Calls, MapError, Table};
+use lb_tables::{MapError, MapSet};
 
 /// The tables of services.
-pub(super) struct Backends {
-    services4: Table<ServiceKey<V4>, Service>,
-    services6: Table<ServiceKey<V6>, Service>,
-    slots: Table<u32, Slot>,
-    backends4: Table<u32, Backend<V4>>,
-    backends6: Table<u32, Backend<V6>>,
-}
+pub(super) struct Backends(MapSet);
 
 /// What one look at the tables has found: the backends of each frontend that was asked for; `None`: there is no such frontend, or it is
 /// being written.
@@ -31,14 +25,7 @@ pub(super) struct LookupCache(HashMap<(SocketAddr, u8), Option<BTreeSet<SocketAd
 
 impl Backends {
     pub fn open(dir: &Path) -> Result<Self, MapError> {
-        let calls = Calls::default();
-        Ok(Self {
-            services4: Table::open(dir, map_name::SERVICES4, &calls)?,
-            services6: Table::open(dir, map_name::SERVICES6, &calls)?,
-            slots: Table::open(dir, map_name::SLOTS, &calls)?,
-            backends4: Table::open(dir, map_name::BACKENDS4, &calls)?,
-            backends6: Table::open(dir, map_name::BACKENDS6, &calls)?,
-        })
+        MapSet::open_read_only(dir).map(Self)
     }
 
     /// Whether the connection came by a frontend of Ballast that no longer has its backend. What is no frontend of Ballast is another's.
@@ -47,32 +34,26 @@ impl Backends {
         let backends = match look.0.entry(frontend) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => unknown.insert(match original.dst.ip() {
-                IpAddr::V4(_) => self.of(&self.services4, &self.backends4, original)?,
-                IpAddr::V6(_) => self.of(&self.services6, &self.backends6, original)?,
+                IpAddr::V4(_) => self.of::<V4>(original)?,
+                IpAddr::V6(_) => self.of::<V6>(original)?,
             }),
         };
         Ok(backends.as_ref().is_some_and(|backends| !backends.contains(&backend)))
     }
 
     /// The backends that the frontend sends new connections to, of clients inside and outside.
-    fn of<const N: usize>(
-        &self,
-        services: &Table<ServiceKey<N>, Service>,
-        backends: &Table<u32, Backend<N>>,
-        original: &Tuple,
-    ) -> io::Result<Option<BTreeSet<SocketAddr>>>
+    fn of<const N: usize>(&self, original: &Tuple) -> io::Result<Option<BTreeSet<SocketAddr>>>
     where
-        ServiceKey<N>: Pod,
-        Backend<N>: Pod,
         IpAddr: From<[u8; N]>,
     {
+        let (slots_of, backends) = (self.0.of::<map::Slots>(), self.0.of::<map::Backends<N>>());
         let Some(address) = octets(original.dst.ip()) else { return Ok(None) };
         let key = ServiceKey { address, port: original.dst.port(), protocol: original.protocol, pad: 0 };
-        let Some(service) = services.get(&key)? else { return Ok(None) };
+        let Some(service) = self.0.of::<map::Services<N>>().get(&key)? else { return Ok(None) };
         let mut slots = BTreeSet::new();
         for (base, count) in [(service.slot_base, service.slot_count), (service.external_base, service.external_count)]
         {
-            for slot in self.slots.read_range(base, count)? {
+            for slot in slots_of.read_range(base, count)? {
                 // Written anew at this moment: the next look finds it whole.
                 if (slot.service, slot.generation) != (service.id, service.generation) {
                     return Ok(None);

@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use aya::Pod;
-use aya::maps::{Array, MapData};
-use lb_common::abi::{Flow, FlowKey, UDP, V4, V6, fin, flow_flags, flow_state, map_name};
+use lb_common::abi::{Flow, FlowKey, UDP, V4, V6, fin, flow_flags, flow_state};
 use lb_common::decide::pair_key;
+use lb_common::map;
 
 use super::entries;
 use crate::conntrack::{Entry, Family, Tuple};
-use lb_tables::{Calls, MapError, Table, open_adoption};
+use lb_tables::{Calls, MapError, Table, TableOf, if_there, open_table};
 
 /// Adopted connections may take so many quarters of a table: the others are for new connections.
 const MOST_QUARTERS: u32 = 3;
@@ -30,7 +30,7 @@ pub struct Tables {
     v4: [Flows<V4>; 2],
     v6: [Flows<V6>; 2],
     /// `None`: the tables are of a version without it.
-    window: Option<Array<MapData, u32>>,
+    window: Option<TableOf<map::Adoption>>,
 }
 
 /// A table of flows, and how many connections of it are adopted.
@@ -44,18 +44,18 @@ impl Tables {
     pub fn open(dir: &Path) -> Result<Self, MapError> {
         let calls = Calls::default();
         Ok(Self {
-            v4: [Flows::open(dir, map_name::FLOWS4, &calls)?, Flows::open(dir, map_name::UDP_FLOWS4, &calls)?],
-            v6: [Flows::open(dir, map_name::FLOWS6, &calls)?, Flows::open(dir, map_name::UDP_FLOWS6, &calls)?],
-            window: open_adoption(dir)?,
+            v4: Flows::both(dir, &calls)?,
+            v6: Flows::both(dir, &calls)?,
+            window: if_there(open_table::<map::Adoption>(dir, &calls))?,
         })
     }
 
     pub(super) fn window_until_s(&self) -> u32 {
-        self.window.as_ref().and_then(|map| map.get(&0, 0).ok()).unwrap_or(0)
+        self.window.as_ref().and_then(|map| map.get(&0).ok()?).unwrap_or(0)
     }
 
     pub(super) fn close_window(&mut self) -> io::Result<()> {
-        self.window.as_mut().map_or(Ok(()), |map| map.set(0, 0, 0).map_err(io::Error::other))
+        self.window.as_ref().map_or(Ok(()), |map| map.put(&0, &0))
     }
 
     pub(super) fn write(&mut self, entry: &Entry, now_s: u32) -> io::Result<Room> {
@@ -119,8 +119,10 @@ where
     Flow<N>: Pod,
     IpAddr: From<[u8; N]>,
 {
-    fn open(dir: &Path, name: &'static str, calls: &Calls) -> Result<Self, MapError> {
-        Ok(Self { table: Table::open(dir, name, calls)?, adopted: 0 })
+    /// That of established connections, and that of UDP.
+    fn both(dir: &Path, calls: &Calls) -> Result<[Self; 2], MapError> {
+        let tables = [open_table::<map::Flows<N>>(dir, calls)?, open_table::<map::UdpFlows<N>>(dir, calls)?];
+        Ok(tables.map(|table| Self { table, adopted: 0 }))
     }
 
     /// Writes both entries in this state, or none of them.

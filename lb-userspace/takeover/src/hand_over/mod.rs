@@ -21,6 +21,7 @@ use lb_common::{
     abi::{Flow, FlowKey, HalfOpen, flow_flags, flow_state},
     decide::{Now, is_pair, pair_key},
     limits::HAND_OVER,
+    map::{self, Map},
     state::{Timeouts, expired},
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -72,8 +73,10 @@ pub struct Report {
 /// In which families there are connections to give, or to let pass.
 pub fn families(maps: &Pinned) -> Result<Vec<conntrack::Family>, HandOverError> {
     let timeouts = timeouts(maps)?;
-    let v4 = has_given(&maps.flows4, &timeouts)? || has_given(&maps.udp_flows4, &timeouts)?;
-    let v6 = has_given(&maps.flows6, &timeouts)? || has_given(&maps.udp_flows6, &timeouts)?;
+    let v4 =
+        has_given(&maps.of::<map::Flows<4>>(), &timeouts)? || has_given(&maps.of::<map::UdpFlows<4>>(), &timeouts)?;
+    let v6 =
+        has_given(&maps.of::<map::Flows<16>>(), &timeouts)? || has_given(&maps.of::<map::UdpFlows<16>>(), &timeouts)?;
     let all = [(v4, conntrack::Family::V4), (v6, conntrack::Family::V6)];
     Ok(all.into_iter().filter(|(is_there, _)| *is_there).map(|(_, family)| family).collect())
 }
@@ -88,29 +91,28 @@ where
     Ok(found)
 }
 
+fn access(map: &'static str, action: &'static str) -> impl Fn(io::Error) -> MapError {
+    move |source| MapError::Access { map, action, source: aya::maps::MapError::IoError(source) }
+}
+
 fn timeouts(maps: &Pinned) -> Result<Timeouts, MapError> {
-    let settings = maps.settings.get(&0, 0);
-    let settings = settings.map_err(|source| MapError::Access { map: "settings", action: "reading", source })?;
-    Ok(Timeouts::noted(&settings))
+    let settings = maps.of::<map::Settings>().get(&0).map_err(access(map::Settings::NAME, "reading"))?;
+    Ok(Timeouts::noted(&settings.unwrap_or_default()))
 }
 
 /// Gives all connections away. The agent must not run: it would write the entries of new ones.
 ///
 /// An error leaves those that were given to netfilter, and the others to the programs.
-pub fn hand_over(maps: &mut Pinned) -> Result<Report, HandOverError> {
+pub fn hand_over(maps: &Pinned) -> Result<Report, HandOverError> {
     let mut conntrack = Conntrack::open()?;
     // Whatever the other proxy does meanwhile, its last NAT chain is not the kernel's last one.
     nat_hooks::keep().map_err(HandOverError::Nat)?;
-    let access = |action| move |source| MapError::Access { map: "adoption", action, source };
-    let before = {
-        let word = maps.adoption.as_mut().ok_or(HandOverError::Old)?;
-        let before = word.get(&0, 0).map_err(access("reading"))?;
-        word.set(0, HAND_OVER, 0).map_err(access("writing"))?;
-        before
-    };
+    let word = maps.find::<map::Adoption>().ok_or(HandOverError::Old)?;
+    let before = word.get(&0).map_err(access(word.name(), "reading"))?.unwrap_or_default();
+    word.put(&0, &HAND_OVER).map_err(access(word.name(), "writing"))?;
     let given = give_all(maps, &mut conntrack);
-    if let (Err(_), Some(word)) = (&given, maps.adoption.as_mut()) {
-        word.set(0, before, 0).map_err(access("writing"))?;
+    if given.is_err() {
+        word.put(&0, &before).map_err(access(word.name(), "writing"))?;
     }
     given
 }
@@ -119,12 +121,12 @@ fn give_all(maps: &Pinned, conntrack: &mut Conntrack) -> Result<Report, HandOver
     let mut work = Work { conntrack, timeouts: timeouts(maps)?, report: Report::default() };
     let started = clock();
     loop {
-        work.table(&maps.flows4)?;
-        work.table(&maps.flows6)?;
-        work.table(&maps.udp_flows4)?;
-        work.table(&maps.udp_flows6)?;
+        work.table(&maps.of::<map::Flows<4>>())?;
+        work.table(&maps.of::<map::Flows<16>>())?;
+        work.table(&maps.of::<map::UdpFlows<4>>())?;
+        work.table(&maps.of::<map::UdpFlows<16>>())?;
         // Handshakes that were under way become connections.
-        let waits = has_handshakes(&maps.half_open4)? || has_handshakes(&maps.half_open6)?;
+        let waits = has_handshakes(&maps.of::<map::HalfOpen<4>>())? || has_handshakes(&maps.of::<map::HalfOpen<16>>())?;
         if !waits || clock().saturating_sub(started) > HANDSHAKES {
             return Ok(work.report);
         }

@@ -72,7 +72,7 @@ pub(super) fn compare(part: Part, programmed: &ProgrammedState, loaded: &Loaded,
     found.extend(loaded.strays.iter().map(|stray| Found {
         finding: Finding {
             kind: FindingKind::Foreign,
-            table: stray.table.to_owned(),
+            table: stray.table.name().to_owned(),
             entry: format!("key {}", stray.key.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")),
             service: None,
             difference: String::new(),

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use lb_common::abi::{self, map_name};
+use lb_common::{abi, map::MapId};
 
 use super::{
     Finding, FindingKind, by_family,
@@ -36,7 +36,8 @@ fn wanted(programmed: &ProgrammedState, family: Family) -> BTreeMap<(IpAddr, u32
 
 pub(super) fn compare(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec<Found> {
     let there: BTreeMap<_, _> = loaded.endpoints.iter().copied().collect();
-    let table = by_family(family, map_name::ENDPOINTS4, map_name::ENDPOINTS6);
+    let map = by_family(family, MapId::ENDPOINTS4, MapId::ENDPOINTS6);
+    let table = map.name();
     let entry =
         |(address, id): (IpAddr, u32)| TableEntry { table, name: address.to_string(), service: owner(programmed, id) };
     let wanted = wanted(programmed, family);
@@ -74,7 +75,7 @@ pub(super) fn compare(programmed: &ProgrammedState, loaded: &Loaded, family: Fam
             IpAddr::V4(v4) => [v4.octets().as_slice(), &key.1.to_ne_bytes()].concat(),
             IpAddr::V6(v6) => [v6.octets().as_slice(), &key.1.to_ne_bytes()].concat(),
         };
-        found.push(Found { finding, repair: Repair::Stray(Stray { table, key }) });
+        found.push(Found { finding, repair: Repair::Stray(Stray { table: map, key }) });
     }
     found
 }

@@ -54,7 +54,7 @@ pub fn inspect(loaded: &Loaded) -> Vec<Finding> {
         tables.finding(FindingKind::Edited, map_name::VIP_FILTER, address.to_string(), 0, differs)
     }));
     findings.extend(loaded.strays.iter().map(|stray| {
-        tables.finding(FindingKind::Foreign, stray.table, format!("key {:02x?}", stray.key), 0, String::new())
+        tables.finding(FindingKind::Foreign, stray.table.name(), format!("key {:02x?}", stray.key), 0, String::new())
     }));
     // A range serves several frontends: what is wrong with it is one thing.
     let findings: BTreeSet<Finding> = findings.into_iter().collect();

@@ -278,7 +278,7 @@ impl<S: Store> Programmer<S> {
 }
 
 /// Families by their tables' names.
-fn by_family<'a>(family: Family, v4: &'a str, v6: &'a str) -> &'a str {
+fn by_family<T>(family: Family, v4: T, v6: T) -> T {
     match family {
         Family::V4 => v4,
         Family::V6 => v6,
