@@ -11,6 +11,18 @@ use crate::toolchain::clean_cargo_env;
 use crate::workspace::Workspace;
 
 const TARGET: &str = "aarch64-unknown-linux-musl";
+/// The agent, and the crates below it.
+const PACKAGES: [&str; 9] = [
+    "lb-userspace",
+    "lb-datapath",
+    "lb-model",
+    "lb-netlink",
+    "lb-objects",
+    "lb-plan",
+    "lb-source",
+    "lb-tables",
+    "lb-takeover",
+];
 /// Tests of the agent that need what user-mode emulation has not: `NETLINK_SOCK_DIAG`.
 const LEFT_OUT: &str = "sockets::holders::tests::listeners_and_unconnected_sockets_are_found_and_no_others";
 
@@ -23,24 +35,13 @@ pub fn run(workspace: &Workspace, mut count: impl FnMut(&Expression) -> Result<T
     let agent = workspace.target().join(TARGET).join("debug/ballast");
     let said = cmd!("qemu-aarch64", agent, "--version").read().unwrap_or_else(|error| error.to_string());
     let mut tally = Tally::one(&format!("the agent starts on arm64: {said}"), said.starts_with("ballast "));
+    let packages = PACKAGES.iter().flat_map(|package| ["-p", package]);
+    let arguments = ["test", "--locked", "--no-fail-fast", "--lib", "--bins", "--target", TARGET].into_iter();
+    let arguments = arguments.chain(packages).chain(["--", "--skip", LEFT_OUT]);
     for tests in [
         cmd!("cargo", "test", "--locked", "--no-fail-fast", "-p", "lb-common", "--target", TARGET),
-        // Its other tests are properties, which take an hour in emulation.
-        cmd!(
-            "cargo",
-            "test",
-            "--locked",
-            "--no-fail-fast",
-            "-p",
-            "lb-userspace",
-            "--lib",
-            "--bins",
-            "--target",
-            TARGET,
-            "--",
-            "--skip",
-            LEFT_OUT
-        ),
+        // The others are properties, which take an hour in emulation.
+        cmd("cargo", arguments),
     ] {
         tally += count(&environment(workspace, &tests))?;
     }

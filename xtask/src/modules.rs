@@ -1,6 +1,5 @@
-//! The graph of imports between the files of a crate. In a cycle no file can be read, changed or tested without all the others.
-//!
-//! The folders of `lb-userspace` have levels, which ARCHITECTURE.md lists: a folder imports from the levels below its own.
+//! Rings of files of a crate that import each other: none of them can be read, changed or tested without all the others. The compiler sees to
+//! it that crates have none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,6 +9,8 @@ use anyhow::{Context as _, Result};
 
 /// A module by its path (`decide::commit`; the crate's root is empty), and the text of its file.
 type Files = BTreeMap<String, String>;
+/// The path that stands behind a name which a module gives on.
+type Exports = BTreeMap<(String, String), String>;
 
 /// All files of the crate in this folder, without comments and tests.
 fn files(package: &Path) -> Result<Files> {
@@ -57,20 +58,44 @@ fn code(text: &str) -> String {
     text[..end].lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// The modules that each file names by `crate::`, `super::`, or by `use` of a module below it.
-fn imports(files: &Files) -> BTreeMap<&str, BTreeSet<&str>> {
-    let of = |(module, text): (&'_ String, &String)| {
-        let mut paths = Vec::new();
-        for (at, _) in text.match_indices("::") {
-            let start = text[..at].rfind(|c: char| !c.is_alphanumeric() && c != '_').map_or(0, |before| before + 1);
-            let is_use = text[..start].ends_with("use ");
-            if (is_use || matches!(&text[start..at], "crate" | "super")) && !text[..start].ends_with("in ") {
-                expand(&text[start..], "", &mut paths);
-            }
+/// What a file takes from others (`use`, or a path in its text), and what it gives on by `pub use`.
+fn paths(files: &Files, module: &str, text: &str) -> (Vec<String>, Vec<String>) {
+    let (mut taken, mut given) = (Vec::new(), Vec::new());
+    for (at, _) in text.match_indices("::") {
+        let start = text[..at].rfind(|c: char| !c.is_alphanumeric() && c != '_').map_or(0, |before| before + 1);
+        let (before, first) = (&text[..start], &text[start..at]);
+        if before.ends_with("::") || before.ends_with("in ") {
+            continue;
         }
-        paths.iter().filter_map(|path| resolve(files, module, path)).filter(|found| found != module).collect()
+        let is_module = matches!(first, "crate" | "super") || files.contains_key(&below(module, first));
+        if let Some(before) = before.strip_suffix("use ") {
+            let line = before.rsplit('\n').next().unwrap_or_default();
+            expand(&text[start..], "", if line.trim_start().starts_with("pub") { &mut given } else { &mut taken });
+        } else if is_module {
+            expand(&text[start..], "", &mut taken);
+        }
+    }
+    (taken, given)
+}
+
+/// The files that each file imports from. What a file only gives on is the file's that has it.
+fn imports(files: &Files) -> BTreeMap<&str, BTreeSet<&str>> {
+    let paths: BTreeMap<&str, _> =
+        files.iter().map(|(module, text)| (module.as_str(), paths(files, module, text))).collect();
+    let given = |(module, (_, given)): (&&'_ str, &(Vec<String>, Vec<String>))| -> Vec<((String, String), String)> {
+        let name = |path: &String| path.rsplit("::").next().unwrap_or_default().to_owned();
+        given.iter().map(|path| (((*module).to_owned(), name(path)), path.clone())).collect()
     };
-    files.iter().map(|file| (file.0.as_str(), of(file))).collect()
+    let given: Exports = paths.iter().flat_map(given).collect();
+    let of = |module: &'_ str, taken: &[String]| {
+        let found = taken.iter().filter_map(|path| resolve(files, &given, module, path));
+        found.filter(|found| *found != module).collect()
+    };
+    paths.iter().map(|(module, (taken, _))| (*module, of(module, taken))).collect()
+}
+
+fn below(module: &str, name: &str) -> String {
+    if module.is_empty() { name.to_owned() } else { format!("{module}::{name}") }
 }
 
 /// The paths that a path with braces stands for; gives what follows it.
@@ -89,90 +114,56 @@ fn expand<'a>(text: &'a str, prefix: &str, paths: &mut Vec<String>) -> &'a str {
     rest.strip_prefix('}').unwrap_or(rest)
 }
 
-/// The file that a path leads to, seen from a module: the longest part of it that is one.
-fn resolve<'a>(files: &'a Files, module: &str, path: &str) -> Option<&'a str> {
+/// The file that a path leads to, seen from a module: the longest part of it that is one, or the file from which that one gives the next part on.
+fn resolve<'a>(files: &'a Files, given: &Exports, module: &str, path: &str) -> Option<&'a str> {
     let mut at: Vec<&str> = module.split("::").filter(|part| !part.is_empty()).collect();
     let mut parts = path.split("::").filter(|part| !part.is_empty()).peekable();
-    let below = |name: &str| if module.is_empty() { name.to_owned() } else { format!("{module}::{name}") };
     match parts.peek().copied()? {
         "crate" => {
             at.clear();
             parts.next();
         }
         "super" => while parts.next_if_eq(&"super").is_some() && at.pop().is_some() {},
-        name if files.contains_key(&below(name)) => {}
+        name if files.contains_key(&below(module, name)) => {}
         _ => return None,
     }
     for part in parts {
-        at.push(part);
-        if !files.contains_key(&at.join("::")) {
-            at.pop();
-            break;
+        let here = at.join("::");
+        if files.contains_key(&below(&here, part)) {
+            at.push(part);
+            continue;
         }
+        if let Some(from) = given.get(&(here.clone(), part.to_owned())) {
+            return resolve(files, given, &here, from);
+        }
+        break;
     }
     files.get_key_value(&at.join("::")).map(|(module, _)| module.as_str())
 }
 
-/// A cycle of imports: the modules in their order, the first one once more at the end.
-fn cycle(files: &Files) -> Option<String> {
+/// The rings of more than `most` files, each with what its files import from each other.
+fn rings(files: &Files, most: usize) -> Vec<String> {
     let graph = imports(files);
-    let mut done = BTreeSet::new();
-    graph.keys().find_map(|module| walk(&graph, module, &mut Vec::new(), &mut done)).map(|cycle| cycle.join(" -> "))
+    let reached: BTreeMap<&str, BTreeSet<&str>> =
+        graph.keys().map(|module| (*module, reached(&graph, module))).collect();
+    let ring = |module: &&str| -> BTreeSet<&str> {
+        reached[module].iter().copied().filter(|other| reached[other].contains(module)).collect()
+    };
+    let rings: BTreeSet<BTreeSet<&str>> = graph.keys().map(ring).filter(|ring| ring.len() > most).collect();
+    let shown = |ring: BTreeSet<&str>| {
+        let file = |file: &&str| format!("{file} -> {:?}", graph[file].intersection(&ring).collect::<Vec<_>>());
+        ring.iter().map(file).collect::<Vec<_>>().join("\n")
+    };
+    rings.into_iter().map(shown).collect()
 }
 
-fn walk<'a>(
-    graph: &BTreeMap<&'a str, BTreeSet<&'a str>>,
-    module: &'a str,
-    way: &mut Vec<&'a str>,
-    done: &mut BTreeSet<&'a str>,
-) -> Option<Vec<&'a str>> {
-    if let Some(at) = way.iter().position(|before| *before == module) {
-        return Some(way[at..].iter().copied().chain([module]).collect());
+/// All files that a file needs: those that it imports from, and those that these need.
+fn reached<'a>(graph: &BTreeMap<&'a str, BTreeSet<&'a str>>, module: &'a str) -> BTreeSet<&'a str> {
+    let (mut reached, mut ahead) = (BTreeSet::new(), vec![module]);
+    while let Some(module) = ahead.pop() {
+        ahead.extend(graph[module].iter().copied().filter(|next| reached.insert(*next)));
     }
-    if done.contains(module) {
-        return None;
-    }
-    way.push(module);
-    let found = graph[module].iter().find_map(|next| walk(graph, next, way, done));
-    way.pop();
-    done.insert(module);
-    found
-}
-
-/// The level of each folder, as a page lists them: below the heading, one numbered line for each level, the lowest first.
-fn levels(page: &str) -> BTreeMap<&str, usize> {
-    let list = page.split_once("\n### Import order\n").map_or("", |(_, list)| list);
-    let list = list.split("\n#").next().unwrap_or_default();
-    let lines = list.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
-    let folders = lines.enumerate().flat_map(|(level, line)| named(line).map(move |folder| (folder, level)));
-    folders.collect()
-}
-
-/// The names between backquotes.
-fn named(line: &str) -> impl Iterator<Item = &str> {
-    line.split('`').skip(1).step_by(2)
-}
-
-/// What contradicts the levels: folders without one, names without a folder, and imports from the own level or one above. The
-/// crate's root and `main.rs` may import everything.
-fn against_levels(files: &Files, levels: &BTreeMap<&str, usize>) -> Vec<String> {
-    let folder = |module: &'_ str| module.split("::").next().unwrap_or_default().to_owned();
-    let folders: BTreeSet<String> = files.keys().map(|module| folder(module)).filter(|name| !name.is_empty()).collect();
-    let mut found: Vec<String> = Vec::new();
-    found.extend(
-        folders.iter().filter(|name| !levels.contains_key(name.as_str())).map(|name| format!("{name} has no level")),
-    );
-    found.extend(levels.keys().filter(|name| !folders.contains(**name)).map(|name| format!("there is no {name}")));
-    for (module, imported) in imports(files).into_iter().filter(|(module, _)| !module.is_empty()) {
-        let own = folder(module);
-        let others: BTreeSet<String> =
-            imported.into_iter().map(folder).filter(|other| *other != own && !other.is_empty()).collect();
-        let is_above = |other: &&String| levels.get(other.as_str()) >= levels.get(own.as_str());
-        found.extend(
-            others.iter().filter(is_above).map(|other| format!("{module} imports {other}, which is not below {own}")),
-        );
-    }
-    found
+    reached
 }
 
 #[cfg(test)]
@@ -184,21 +175,34 @@ mod tests {
     }
 
     #[test]
-    fn no_file_of_lb_common_imports_itself_by_way_of_others() {
-        let files = package("lb-common");
-        assert!(imports(&files)["decide::decision"].contains("decide::open"), "the imports are read");
-        assert_eq!(cycle(&files), None);
+    fn files_import_each_other_in_no_ring_or_in_a_short_one() {
+        for (name, most) in [
+            ("lb-common", 1),
+            ("lb-ebpf", 1),
+            ("lb-userspace/tables", 1),
+            ("lb-userspace/netlink", 1),
+            ("lb-userspace/model", 1),
+            ("lb-userspace/objects", 1),
+            ("lb-userspace/plan", 1),
+            ("lb-userspace/source", 1),
+            ("lb-userspace/takeover", 3),
+            ("lb-userspace/datapath", 3),
+            ("lb-userspace", 3),
+        ] {
+            let found = rings(&package(name), most);
+            assert!(found.is_empty(), "{name}: move what these share to a file below them:\n{}", found.join("\n\n"));
+        }
     }
 
     #[test]
-    fn no_file_of_lb_ebpf_imports_itself_by_way_of_others() {
-        let files = package("lb-ebpf");
-        assert!(imports(&files)["tc::transport"].contains("tc::sctp"), "the imports are read");
-        assert_eq!(cycle(&files), None);
+    fn imports_are_read() {
+        assert!(imports(&package("lb-common"))["decide::decision"].contains("decide::open"));
+        assert!(imports(&package("lb-ebpf"))["tc::transport"].contains("tc::sctp"));
+        assert!(imports(&package("lb-userspace/plan"))["plan::planner"].contains("plan::desired"), "through `pub use`");
     }
 
     #[test]
-    fn a_cycle_is_found_and_named() {
+    fn a_ring_is_found_and_named() {
         let file = |module: &str, text: &str| (module.to_owned(), code(text));
         let mut files = Files::from([
             file("", "pub mod a;"),
@@ -206,46 +210,18 @@ mod tests {
             file("a::b", "use super::c::{C, Other as It};\n// use crate::a::C;"),
             file("a::c", "pub(in crate::a) struct C;\n#[cfg(test)]\nmod tests {\n    use super::super::b::B;\n}"),
         ]);
-        assert_eq!(cycle(&files), None);
+        assert_eq!(rings(&files, 1), Vec::<String>::new());
+        let ring = ["a::b -> [\"a::c\"]\na::c -> [\"a::b\"]"];
         files.insert("a::c".to_owned(), "fn c() -> crate::a::b::B {}".to_owned());
-        assert_eq!(cycle(&files).as_deref(), Some("a::b -> a::c -> a::b"));
+        assert_eq!(rings(&files, 1), ring);
         files.insert("a::c".to_owned(), "use super::B;".to_owned());
-        assert_eq!(cycle(&files).as_deref(), Some("a -> a::b -> a::c -> a"));
-    }
-
-    #[test]
-    fn folders_of_lb_userspace_import_only_from_levels_below() {
-        let page =
-            fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../ARCHITECTURE.md")).expect("readable");
-        let (files, levels) = (package("lb-userspace"), levels(&page));
-        assert!(imports(&files)["plan::planner"].contains("model"), "the imports are read");
-        assert_eq!(against_levels(&files, &levels), Vec::<String>::new(), "ARCHITECTURE.md, Import order");
-    }
-
-    #[test]
-    fn an_import_from_the_own_level_or_one_above_is_found_and_named() {
-        let page = "# A\n### Import order\n\n1. `a`, `b`\n2. `c`: comment\n3. `e`, `f`\n\n## Next\n1. `d`\n";
-        let levels = levels(page);
-        assert_eq!(levels, BTreeMap::from([("a", 0), ("b", 0), ("c", 1), ("e", 2), ("f", 2)]));
-        let file = |module: &str, text: &str| (module.to_owned(), code(text));
-        let files = Files::from([
-            file("", "pub mod a;\nuse c::C;"),
-            file("a", "use crate::b::B;"),
-            file("a::deep", "use crate::{a::A, c::C};"),
-            file("b", "#[cfg(test)]\nmod tests {\n    use crate::c::C;\n}"),
-            file("c", "use crate::a::A;\n#[cfg(test)]\nmod c_tests;\nuse crate::e::E;"),
-            file("d", ""),
-            file("e", ""),
-        ]);
-        assert_eq!(test_modules("c", &files["c"]), ["c::c_tests"]);
-        let expected = [
-            "d has no level",
-            "there is no f",
-            "a imports b, which is not below a",
-            "a::deep imports c, which is not below a",
-            "c imports e, which is not below c",
-        ];
-        assert_eq!(against_levels(&files, &levels), expected);
+        assert_eq!(rings(&files, 1), ring, "the parent gives it on");
+        assert_eq!(rings(&files, 2), Vec::<String>::new());
+        files.insert("a::c".to_owned(), "#[cfg(test)]\nmod c_tests;".to_owned());
+        assert_eq!(test_modules("a::c", &files["a::c"]), ["a::c::c_tests"]);
+        files.insert("a".to_owned(), "mod b;\nfn a() { b::b() }".to_owned());
+        files.insert("a::c".to_owned(), "use super::a;".to_owned());
+        assert_eq!(rings(&files, 2).len(), 1, "by a path without `use`, and by three files");
     }
 
     /// The flow tables have one writer.

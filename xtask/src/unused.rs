@@ -8,10 +8,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 /// The packages of this repository, by folder.
-const PACKAGES: [&str; 10] = [
+const PACKAGES: [&str; 18] = [
     "lb-common",
     "lb-ebpf",
     "lb-userspace",
+    "lb-userspace/datapath",
+    "lb-userspace/model",
+    "lb-userspace/netlink",
+    "lb-userspace/objects",
+    "lb-userspace/plan",
+    "lb-userspace/source",
+    "lb-userspace/tables",
+    "lb-userspace/takeover",
     "tests",
     "tests/bench",
     "tests/load",

@@ -1,4 +1,4 @@
-//! Mutants that cargo-mutants makes of lb-common and lb-userspace, judged by the tests that need no kernel: all of them, or the part of a
+//! Mutants that cargo-mutants makes of lb-common, and of the agent and the crates below it, judged by the tests that need no kernel: all of them, or the part of a
 //! sample that the ladder tries.
 
 use std::fs;
@@ -15,8 +15,21 @@ use crate::setup;
 use crate::test::Tally;
 use crate::workspace::Workspace;
 
-/// The packages that are mutated, and the tests that judge a mutant of each.
-const PACKAGES: [(&str, &str); 2] = [("lb-common", "--tests"), ("lb-userspace", "--lib")];
+/// The packages that are mutated together, and the tests of all of them that judge each mutant.
+const PACKAGES: [(&[&str], &str); 2] = [(&["lb-common"], "--tests"), (&USERSPACE, "--lib")];
+
+/// The agent, and the crates below it.
+const USERSPACE: [&str; 9] = [
+    "lb-userspace",
+    "lb-datapath",
+    "lb-model",
+    "lb-netlink",
+    "lb-objects",
+    "lb-plan",
+    "lb-source",
+    "lb-tables",
+    "lb-takeover",
+];
 
 /// The files of the sample: each of their mutants was tried, and is caught or excluded in `.cargo/mutants.toml`. One that is missed later
 /// is therefore a test that became weaker.
@@ -134,14 +147,14 @@ pub fn run_all(
     setup::mutants(workspace)?;
     let started = Instant::now();
     let mut runs = Vec::new();
-    for (package, tests) in PACKAGES {
-        let mut which = vec![format!("--package={package}")];
+    for (packages, tests) in PACKAGES {
+        let mut which: Vec<String> = packages.iter().map(|package| format!("--package={package}")).collect();
         which.extend(filter.map(|filter| format!("--re={filter}")));
         which.extend(part.into_iter().flat_map(Part::arguments));
         let target = workspace.target().join("mutations/generated");
         let run = Run { workspace, root: workspace.root.clone(), target, which };
         if run.count()? > 0 {
-            runs.push((package, tests, run));
+            runs.push((packages, tests, run));
         }
     }
     if runs.is_empty() {
@@ -149,10 +162,11 @@ pub fn run_all(
     }
     let mut tally = Tally::default();
     let mut left = u32::try_from(runs.len()).unwrap_or(u32::MAX);
-    for (package, tests, run) in runs {
+    for (packages, tests, run) in runs {
         // What one crate leaves is the next one's.
         let time = time.map(|time| time.saturating_sub(started.elapsed()) / left);
-        tally += run.judge(package, &["--shuffle"], &[tests], time)?;
+        let of = format!("--test-package={}", packages.join(","));
+        tally += run.judge(packages[0], &["--shuffle", &of], &[tests], time)?;
         left -= 1;
     }
     Ok(tally)
