@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use duct::{Expression, cmd};
 
+use super::SEED;
 use super::checkout::Checkout;
-use super::{SEED, host};
 use crate::process::say;
 use crate::setup;
 use crate::test::Tally;
+use crate::toolchain::clean_cargo_env;
 use crate::workspace::Workspace;
 
 /// The packages that are mutated together, and the tests of all of them that judge each mutant.
@@ -124,15 +125,14 @@ impl Part {
 /// Tries the first part of the sample, until the time is over: the same mutants for each commit, so that none is missed by chance.
 pub fn run_sample(workspace: &Workspace) -> Result<Tally> {
     setup::mutants(workspace)?;
-    // The copy that seeded mutations use: its tests are built already.
     let root = Checkout::restore(workspace)?.root;
     let mut which: Vec<String> = SAMPLED_FILES.iter().map(|file| format!("--file={file}")).collect();
-    let run = |which| Run { workspace, root: root.clone(), target: host::target(workspace), which };
+    let run = |which| Run { workspace, root: root.clone(), target: workspace.target().join("mutations/host"), which };
     let all = run(which.clone()).count()?;
     let of = all.div_ceil(PART).max(1);
     let part = Part { index: 0, of };
     which.extend(part.arguments());
-    let how = ["--in-place", "--baseline=skip", "--build-timeout=60", "--timeout", SAMPLE_LIMIT_S];
+    let how = ["--in-place", "--build-timeout=60", "--timeout", SAMPLE_LIMIT_S];
     run(which).judge(&format!("part {} of {of} of the sample", part.index + 1), &how, &SAMPLE_TESTS, Some(SAMPLE_TIME))
 }
 
@@ -232,10 +232,18 @@ impl Run<'_> {
         let fixed = ["cargo", "mutants", "--dir", ".", "--config", &config, "--colors=never"];
         let words = [before, &fixed, &which, how].concat();
         let command = cmd(words[0], &words[1..]).dir(&self.root);
-        host::environment(&command, &self.target)
+        let command = command
+            .env("CARGO_TARGET_DIR", &self.target)
+            // Who reads no backtrace needs no line numbers.
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            // The next mutant changes a line of the same crates, whatever is compiled else.
+            .env("CARGO_INCREMENTAL", "1")
+            .env("CARGO_TERM_COLOR", "never")
+            .env("RUST_BACKTRACE", "0")
             .env("PATH", self.workspace.path())
             .env("CARGO_NET_OFFLINE", "true")
-            .env(SEED.0, SEED.1)
+            .env(SEED.0, SEED.1);
+        clean_cargo_env(command)
     }
 }
 

@@ -3,7 +3,6 @@
 mod checkout;
 mod failures;
 mod generated;
-mod host;
 mod seeded;
 mod table;
 
@@ -27,15 +26,14 @@ use crate::workspace::{Workspace, is_root};
 /// At least so many mutations must be there: a ladder that lost its mutations would pass in silence.
 const MUTATIONS_MIN: usize = 10;
 
-/// So many of each kind are in the share of a run of the ladder. The kinds are mutations that the tests of lb-common judge, and mutations that are
-/// judged on programs in the kernel. Each commit tries the same ones, so that none fails by chance. `cargo xtask mutate` tries all.
+/// So many are in the share of a run of the ladder. Each commit tries the same ones, so that none fails by chance. `cargo xtask mutate` tries all.
 const MUTATIONS_A_RUN: usize = 5;
 
 /// The binaries whose tests judge mutations of the programs.
 pub const JUDGES: [&str; 3] = ["core", "packets", "namespaces"];
 
-/// A run of the ladder begins no mutation that would end later than this, if it took as long as the longest before it. The first of each
-/// kind is tried however long it takes.
+/// A run of the ladder begins no mutation that would end later than this, if it took as long as the longest before it. The first is tried
+/// however long it takes.
 const SHARE_TIME: Duration = Duration::from_secs(110);
 
 /// Random tests ask the same in each run: a mutation that they notice stays noticed, here and elsewhere.
@@ -73,7 +71,6 @@ pub struct MutateArgs {
 pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
     let time = args.minutes.map(Duration::from_mins);
     if args.sample {
-        host::check_unmutated(workspace)?;
         return conclude(&generated::run_sample(workspace)?);
     }
     if args.generated {
@@ -92,9 +89,6 @@ pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
     let toolchain = setup(workspace, Level::Test)?;
     // Rungs that start the agent give it the mutated programs.
     compile::build(workspace, toolchain, false)?;
-    if mutations.iter().any(Mutation::is_on_host) {
-        host::check_unmutated(workspace)?;
-    }
     let built = Built::build(workspace, &judges(&workspace.root, &mutations)?)?;
     let mut tally = run_seeded(workspace, toolchain, &built, &mutations, None);
     if args.filter.is_none() && args.file.is_none() && args.from.is_none() {
@@ -103,9 +97,8 @@ pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
     conclude(&tally)
 }
 
-/// The seeded mutations that the arguments choose, in the order of a run: those that the host may judge first.
+/// The seeded mutations that the arguments choose.
 fn selected(mut mutations: Vec<Mutation>, args: &MutateArgs) -> Result<Vec<Mutation>> {
-    mutations.sort_by_key(|mutation| !mutation.is_on_host());
     if let Some(from) = &args.from {
         let first = mutations.iter().position(|mutation| mutation.name == *from);
         mutations.drain(..first.with_context(|| format!("no mutation is called {from:?}"))?);
@@ -128,8 +121,7 @@ fn conclude(tally: &Tally) -> Result<()> {
     Ok(())
 }
 
-/// Runs a share of the mutations, as a rung of the ladder: those that the tests of lb-common judge beside those that are judged on
-/// programs.
+/// Runs a share of the seeded mutations, as a rung of the ladder, beside a part of the sample of cargo-mutants.
 pub fn run_share(workspace: &Workspace, toolchain: Toolchain, built: &Built) -> Result<Tally> {
     let started = Instant::now();
     let mutations = read(workspace)?;
@@ -137,36 +129,23 @@ pub fn run_share(workspace: &Workspace, toolchain: Toolchain, built: &Built) -> 
         bail!("{} mutations in tests/mutations, expected at least {MUTATIONS_MIN}", mutations.len());
     }
     let all = mutations.len();
-    let [host, programs] = share(mutations);
-    let tried = host.len() + programs.len();
-    say(&format!("{tried} of {all} mutations; `cargo xtask mutate` tries all"));
+    let share = spread(mutations);
+    say(&format!("{} of {all} mutations; `cargo xtask mutate` tries all", share.len()));
     std::thread::scope(|scope| {
-        let programs = scope.spawn(|| run_seeded(workspace, toolchain, built, &programs, Some(started + SHARE_TIME)));
-        let on_host = host::check_unmutated(workspace).map(|()| {
-            // The seeded ones are tried even if cargo-mutants cannot be.
-            let mut tally = generated::run_sample(workspace)
-                .unwrap_or_else(|error| Tally::one(&format!("mutants of cargo-mutants: {error:#}"), false));
-            tally += run_seeded(workspace, toolchain, built, &host, Some(started + SHARE_TIME));
-            tally
-        });
-        let mut tally = programs.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        tally += on_host?;
+        let seeded = scope.spawn(|| run_seeded(workspace, toolchain, built, &share, Some(started + SHARE_TIME)));
+        let sample = generated::run_sample(workspace);
+        let mut tally = seeded.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        tally += sample.unwrap_or_else(|error| Tally::one(&format!("mutants of cargo-mutants: {error:#}"), false));
         Ok(tally)
     })
 }
 
 /// The binaries that judge these mutations.
 fn judges(root: &Path, mutations: &[Mutation]) -> Result<Vec<&'static str>> {
-    let tests = mutations.iter().filter(|mutation| !mutation.is_on_host()).flat_map(|mutation| &mutation.tests);
+    let tests = mutations.iter().flat_map(|mutation| &mutation.tests);
     let all: BTreeSet<_> =
         tests.map(|tests| Ok(module_of(root, rung_and_filter(tests).0)?.binary)).collect::<Result<_>>()?;
     Ok(all.into_iter().collect())
-}
-
-/// The share of those that the host judges, and of those that are judged on programs.
-fn share(mutations: Vec<Mutation>) -> [Vec<Mutation>; 2] {
-    let (host, programs) = mutations.into_iter().partition(Mutation::is_on_host);
-    [host, programs].map(spread)
 }
 
 /// Every n-th mutation: neighbours in the file break like things.
@@ -192,8 +171,7 @@ fn run_seeded(
     let mut longest = Duration::ZERO;
     for (tried, mutation) in mutations.iter().enumerate() {
         if tried > 0 && end.is_some_and(|end| Instant::now() + longest >= end) {
-            let kind = if mutation.is_on_host() { "lb-common" } else { "the programs" };
-            say(&format!("no time for {} of the {} mutations of {kind}", mutations.len() - tried, mutations.len()));
+            say(&format!("no time for {} of the {} mutations", mutations.len() - tried, mutations.len()));
             break;
         }
         let started = Instant::now();
@@ -230,21 +208,18 @@ mod tests {
     #[test]
     fn mutations_are_chosen_by_name_by_file_and_from_where_a_run_stopped() {
         assert_eq!(names(&["bucket never"]).expect("one"), ["bucket never empty"]);
-        let programs = names(&["--file", "lb-ebpf"]).expect("some");
-        assert!(!programs.is_empty() && programs.len() < names(&[]).expect("all").len());
-        let rest = names(&["--file", "lb-ebpf", "--from", &programs[3]]).expect("the rest");
-        assert_eq!(rest, programs[3..]);
+        let tc = names(&["--file", "lb-ebpf/src/tc"]).expect("some");
+        assert!(!tc.is_empty() && tc.len() < names(&[]).expect("all").len());
+        let rest = names(&["--file", "lb-ebpf/src/tc", "--from", &tc[3]]).expect("the rest");
+        assert_eq!(rest, tc[3..]);
         assert!(names(&["--from", "none of this name"]).is_err(), "a name that is misspelt skips nothing");
         assert!(names(&["no mutation is called so"]).is_err());
     }
 
     #[test]
-    fn a_share_has_some_of_each_kind() {
+    fn a_share_has_some_of_all() {
         let all = table::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/mutations")).expect("the table");
-        for (kind, share) in share(all).into_iter().enumerate() {
-            let few = share.len();
-            assert!(few <= MUTATIONS_A_RUN && few + 1 >= MUTATIONS_A_RUN, "{few} in a share");
-            assert!(share.iter().all(|mutation| mutation.is_on_host() == (kind == 0)));
-        }
+        let few = spread(all).len();
+        assert!(few <= MUTATIONS_A_RUN && few + 1 >= MUTATIONS_A_RUN, "{few} in a share");
     }
 }

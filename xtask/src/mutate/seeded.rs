@@ -5,7 +5,6 @@ use anyhow::{Context, Result};
 use super::SEED;
 use super::checkout::Checkout;
 use super::failures::Failures;
-use super::host;
 use super::table::Mutation;
 use crate::compile::build_programs;
 use crate::programs;
@@ -16,39 +15,19 @@ use crate::workspace::Workspace;
 /// Who noticed a mutation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Noticed {
-    /// `host`, or the rung.
     pub rung: String,
     pub test: String,
 }
 
-/// Applies the mutation to a copy of the checkout and looks for a test that fails. `None`: none does. An error: it could not be tried.
+/// Applies the mutation to a copy of the checkout, builds and loads the programs, and runs the rungs of the mutation on them until a test
+/// fails. `None`: none does. An error: it could not be tried.
 pub fn judge(
     workspace: &Workspace,
     toolchain: Toolchain,
     built: &Built,
     mutation: &Mutation,
 ) -> Result<Option<Noticed>> {
-    if mutation.is_on_host() {
-        judge_on_host(workspace, mutation)
-    } else {
-        judge_programs(workspace, toolchain, built, mutation)
-    }
-}
-
-fn judge_on_host(workspace: &Workspace, mutation: &Mutation) -> Result<Option<Noticed>> {
-    let checkout = Checkout::restore(workspace)?;
-    checkout.mutate(&mutation.edits)?;
-    let test = host::first_failure(&checkout.root, &host::target(workspace))?;
-    Ok(test.map(|test| Noticed { rung: "host".into(), test }))
-}
-
-/// Builds and loads the programs, and runs the rungs of the mutation on them. The copy is its own: the host may judge meanwhile.
-fn judge_programs(
-    workspace: &Workspace,
-    toolchain: Toolchain,
-    built: &Built,
-    mutation: &Mutation,
-) -> Result<Option<Noticed>> {
+    // The copy is its own: cargo-mutants may edit the other one meanwhile.
     let scratch = workspace.target().join("mutations");
     let checkout = Checkout::restore_to(&workspace.root, scratch.join("programs"))?;
     checkout.mutate(&mutation.edits)?;

@@ -18,9 +18,6 @@ pub struct Mutation {
     /// whose names contain the part.
     #[serde(default = "default_tests")]
     pub tests: Vec<String>,
-    /// Tests of the programs alone notice it, though it may edit lb-common alone.
-    #[serde(default)]
-    pub programs: bool,
     /// All are applied together. Some widen a race, so that the others show.
     #[serde(rename = "edit")]
     pub edits: Vec<Edit>,
@@ -35,13 +32,6 @@ pub struct Edit {
     /// Text that the file holds exactly once.
     pub find: String,
     pub replace: String,
-}
-
-impl Mutation {
-    /// Whether the tests of lb-common judge it, without the programs.
-    pub fn is_on_host(&self) -> bool {
-        !self.programs && self.edits.iter().all(|edit| edit.file.starts_with("lb-common/"))
-    }
 }
 
 #[derive(Deserialize)]
@@ -190,14 +180,6 @@ mod tests {
         // The list of modules: without one of them nothing builds.
         files.retain(|file| file != "lb-ebpf/src/main.rs" && !touched(file));
         assert!(files.is_empty(), "no mutation touches {files:?}");
-    }
-
-    #[test]
-    fn a_mutation_of_shared_code_alone_is_judged_on_the_host() {
-        let of = |file: &str| parse(&GOOD.replace("lb-ebpf/src/nat.rs", file)).expect("good").remove(0);
-        assert!(of("lb-common/src/state.rs").is_on_host());
-        assert!(!of("lb-ebpf/src/tc/mod.rs").is_on_host());
-        assert!(!Mutation { programs: true, ..of("lb-common/src/state.rs") }.is_on_host());
     }
 
     #[test]
