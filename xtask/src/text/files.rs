@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use super::passages::{Passage, of_page, of_source};
-
 /// A page or a source file, by its path from the root of the checkout.
 pub struct File {
     pub path: String,
@@ -14,28 +12,10 @@ impl File {
     pub fn is_page(&self) -> bool {
         ends_in(&self.path, "md")
     }
-
-    /// Paragraphs, items, cells and headings of a page, or the comments of a source file.
-    pub fn passages(&self) -> Vec<Passage> {
-        if self.path == "CHANGELOG.md" {
-            of_page(unreleased(&self.text))
-        } else if self.is_page() {
-            of_page(&self.text)
-        } else {
-            of_source(&self.text)
-        }
-    }
 }
 
 pub fn ends_in(path: &str, extension: &str) -> bool {
     Path::new(path).extension().is_some_and(|own| own == extension)
-}
-
-/// The text before the first released version: what is released is not rewritten.
-fn unreleased(changelog: &str) -> &str {
-    let headings: Vec<usize> = changelog.match_indices("\n## ").map(|(at, _)| at).collect();
-    let released = headings.into_iter().find(|at| !changelog[*at..].starts_with("\n## Unreleased"));
-    &changelog[..released.unwrap_or(changelog.len())]
 }
 
 /// All pages and sources below `root`. Folders that the build writes, and hidden ones, are left out.
@@ -60,11 +40,4 @@ pub fn read(root: &Path) -> Vec<File> {
     }
     files.sort_by(|a, b| a.path.cmp(&b.path));
     files
-}
-
-#[test]
-fn released_sections_of_the_changelog_are_left_out() {
-    let text = "# Changelog\n\n## Unreleased\n\n* new\n\n## 0.1.0\n\n* old";
-    assert_eq!(unreleased(text), "# Changelog\n\n## Unreleased\n\n* new\n");
-    assert_eq!(unreleased("# Changelog\n"), "# Changelog\n");
 }

@@ -1,10 +1,8 @@
-//! Lints of the text: sentences and source files that are too long, retired words, links that lead nowhere. `cargo xtask lint` runs them.
+//! Lints of the text: source files that are too long, retired words, links that lead nowhere. `cargo xtask lint` runs them.
 
 mod files;
 mod lengths;
 mod links;
-mod passages;
-mod sentences;
 mod words;
 
 use std::path::Path;

@@ -57,24 +57,26 @@ fn parse(list: &str) -> Retired {
 /// Retired words in the prose and, of a source file, in the names of its code.
 fn findings(retired: &Retired, file: &File) -> Vec<(usize, String)> {
     let mut found = Vec::new();
-    let mut check = |place: From, text: &str, line: &dyn Fn(usize) -> usize| {
+    let mut check = |place: From, text: &str, line: usize| {
         for index in retired.any.matches(text) {
             let entry = &retired.entries[index];
             if entry.from < place || entry.except.contains(&file.path) {
                 continue;
             }
             for hit in retired.patterns[index].find_iter(text) {
-                found.push((line(hit.start()), format!("\"{}\" is retired, use: {}", hit.as_str(), entry.r#use)));
+                found.push((line, format!("\"{}\" is retired, use: {}", hit.as_str(), entry.r#use)));
             }
         }
     };
-    let place = if file.is_page() { From::Pages } else { From::Text };
-    for passage in file.passages() {
-        check(place, &passage.text, &|offset| passage.line_at(offset));
-    }
-    if !file.is_page() {
-        for (index, line) in file.text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")) {
-            check(From::Everything, &name_parts(line), &|_| index + 1);
+    let mut in_code = false;
+    for (number, line) in (1..).zip(file.text.lines()) {
+        let comment = line.trim_start().strip_prefix("//").map(|comment| comment.trim_start_matches(['/', '!']));
+        let prose = if file.is_page() { Some(line) } else { comment };
+        in_code = prose.is_some_and(|prose| in_code ^ prose.trim_start().starts_with("```"));
+        match prose {
+            Some(_) if in_code => {}
+            Some(prose) => check(if file.is_page() { From::Pages } else { From::Text }, prose, number),
+            None => check(From::Everything, &name_parts(line), number),
         }
     }
     found
@@ -141,9 +143,9 @@ mod tests {
     }
 
     #[test]
-    fn names_prose_and_joined_lines_are_searched() {
+    fn names_and_prose_are_searched_but_no_block_of_code() {
         let list = "[[retired]]\nword = 'sent whole|twins?'\nuse = 'DSR'\nexcept = ['b.md']";
-        assert_eq!(lines(list, "a.md", "It is Sent\nwhole."), [1]);
+        assert_eq!(lines(list, "a.md", "It is Sent whole.\n```\ntwin\n```\ntwin"), [1, 5]);
         assert!(lines(list, "b.md", "It is sent whole.").is_empty());
         assert_eq!(lines(list, "a.rs", "// A twin.\nlet its_twin = TwinOf::new();\nlet entwined = 1;"), [1, 2, 2]);
     }
