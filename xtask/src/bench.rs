@@ -20,13 +20,13 @@ use crate::workspace::{Workspace, is_root};
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct BenchArgs {
-    /// What to measure, with its options: `all`, `connect`, `stream`, `packet`, `scale`, `memory`, `control`, `breakage`, `start`,
+    /// What to measure, with its options: `all`, `connect`, `stream`, `packet`, `scale`, `memory`, `control`, `flood`, `start`,
     /// `north-south`, `connect --help`
     #[arg(
         trailing_var_arg = true,
         allow_hyphen_values = true,
         required = true,
-        value_name = "all|connect|stream|packet|scale|memory|control|breakage|start|north-south"
+        value_name = "all|connect|stream|packet|scale|memory|control|flood|start|north-south"
     )]
     what: Vec<OsString>,
 }
@@ -57,7 +57,7 @@ pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
 /// programs count, which are always built with optimisation.
 const RELEASED: [&str; 4] = ["all", "control", "scale", "start"];
 /// Benches that put kube-proxy beside it, which follows an API server.
-const BESIDE: [&str; 5] = ["all", "connect", "control", "north-south", "stream"];
+const BESIDE: [&str; 4] = ["all", "connect", "control", "stream"];
 
 fn build_agent(workspace: &Workspace, args: &BenchArgs) -> Result<(Toolchain, PathBuf)> {
     let is_one_of = |names: &[&str]| args.what.first().is_some_and(|what| names.iter().any(|name| what == name));

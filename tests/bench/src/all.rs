@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::figures::Part;
-use crate::{breakage, connect, control, memory, north_south, packet, scale};
+use crate::{connect, control, flood, memory, north_south, packet, scale};
 
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct AllArguments {
@@ -36,13 +36,13 @@ pub fn run(asked: AllArguments, agent: &Path, stop: &AtomicBool) -> Result<Vec<P
         ("packet", &|| Ok(vec![packet::run(&packet::PacketArguments::of(quick), agent, stop)?])),
         ("scale", &|| Ok(vec![scale::run(&scale::ScaleArguments::of(quick), agent, stop)?])),
         ("memory", &|| Ok(vec![memory::run(agent, stop)?])),
-        ("breakage", &|| Ok(vec![breakage::run(breakage::BreakageArguments { quick }, stop)?])),
+        ("flood", &|| Ok(vec![flood::run(stop)?])),
         ("control", &|| Ok(vec![control::run(&control::ControlArguments::of(quick), agent, stop)?])),
         ("north-south", &|| {
             if quick {
                 return Ok(Vec::new());
             }
-            Ok(vec![north_south::run(&north_south::NorthSouthArguments::of(asked.without_kube_proxy), agent, stop)?])
+            Ok(vec![north_south::run(&north_south::NorthSouthArguments::default(), agent, stop)?])
         }),
     ];
     let mut parts = Vec::new();

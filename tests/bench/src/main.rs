@@ -4,18 +4,16 @@
 //! comparison of a thing with itself shows how much of a ratio is noise.
 
 mod all;
-mod breakage;
 mod connect;
 mod control;
 mod figures;
 mod fixture;
-mod history;
+mod flood;
 mod machine;
 mod memory;
 mod north_south;
 mod packet;
 mod pages;
-mod picture;
 mod scale;
 mod start;
 mod statistics;
@@ -44,10 +42,7 @@ struct Arguments {
     /// Write the result as JSON, too.
     #[arg(long, value_name = "FILE", global = true)]
     json: Option<PathBuf>,
-    /// An earlier result (`--json`): what has become worse by more than noise is named, and is an error.
-    #[arg(long, value_name = "FILE", global = true)]
-    previous: Option<PathBuf>,
-    /// The book's sources (`docs/src`): the table of the goals and the pictures are written there. For `all`.
+    /// The book's sources (`docs/src`): the table of the goals is written there. For `all`.
     #[arg(long, value_name = "FOLDER", global = true)]
     book: Option<PathBuf>,
     #[command(subcommand)]
@@ -70,11 +65,11 @@ enum What {
     Scale(scale::ScaleArguments),
     /// What connections and services take of the kernel's memory.
     Memory,
-    /// What a flood of SYNs and changes of other backends break, and how many flows Maglev moves.
-    Breakage(breakage::BreakageArguments),
+    /// What a flood of SYNs breaks.
+    Flood,
     /// Cold starts from a file: until the first connection, and how long other processes of the node stall.
     Start(start::StartArguments),
-    /// External clients: frames over a wire and packets one by one, beside kube-proxy and plain forwarding.
+    /// External clients: the programs on one frame at a time, at XDP and at tc.
     #[command(name = "north-south")]
     NorthSouth(north_south::NorthSouthArguments),
 }
@@ -102,8 +97,6 @@ fn run(arguments: &Arguments, signals: SigSet) -> Result<()> {
     });
     let is_all = matches!(arguments.what, What::All(_));
     ensure!(arguments.book.is_none() || is_all, "--book writes the table of all goals: it goes with `bench all`");
-    // Before anything is measured: a file that cannot be read ends it at once.
-    let previous = arguments.previous.as_deref().map(history::read).transpose()?;
     let (parts, heading) = measure_parts(arguments, &stop)?;
     let figures: Vec<Figure> = parts.iter().flat_map(|part| part.figures.clone()).collect();
     println!("\n{heading}\n\n{}", targets::table(&figures, is_all));
@@ -121,7 +114,7 @@ fn run(arguments: &Arguments, signals: SigSet) -> Result<()> {
     if let Some(book) = &arguments.book {
         pages::write(book, &parts, &heading)?;
     }
-    previous.map_or(Ok(()), |previous| compare(&previous, &figures))
+    Ok(())
 }
 
 /// All parts of what is asked for, and a line about where and when they were measured.
@@ -146,17 +139,6 @@ fn all_json(parts: &[Part], figures: &[Figure]) -> Result<Value> {
     Ok(json!({"bench": "all", "machine": machine::machine()?, "parts": all, "figures": figures}))
 }
 
-/// An error that names what has become worse.
-fn compare(previous: &[Figure], now: &[Figure]) -> Result<()> {
-    let worse = history::regressions(previous, now);
-    let lines: Vec<String> = worse.iter().map(|regression| format!("  {regression}")).collect();
-    ensure!(worse.is_empty(), "{} figures have become worse:\n{}", worse.len(), lines.join("\n"));
-    let compared = now.iter().filter(|now| previous.iter().any(|before| before.name == now.name)).count();
-    ensure!(compared > 0, "the earlier result has none of these figures: expected that of the same bench");
-    println!("Of {compared} figures none has become worse by more than noise.");
-    Ok(())
-}
-
 fn measure(what: &What, agent: &Path, stop: &AtomicBool) -> Result<Part> {
     match what {
         What::All(_) => bail!("all is more than one bench"),
@@ -166,7 +148,7 @@ fn measure(what: &What, agent: &Path, stop: &AtomicBool) -> Result<Part> {
         What::Packet(asked) => packet::run(asked, agent, stop),
         What::Scale(asked) => scale::run(asked, agent, stop),
         What::Memory => memory::run(agent, stop),
-        What::Breakage(asked) => breakage::run(*asked, stop),
+        What::Flood => flood::run(stop),
         What::Start(asked) => start::run(asked, agent, stop),
         What::NorthSouth(asked) => north_south::run(asked, agent, stop),
     }

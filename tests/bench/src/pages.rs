@@ -1,26 +1,17 @@
-//! Results in the book: the table of the goals between two marks of the page, and the pictures beside it.
+//! Results in the book: the table of the goals between two marks of the page.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
 use crate::figures::{Figure, Part};
-use crate::{picture, targets};
+use crate::targets;
 
-/// The page, and the folder of the pictures, within the book.
+/// The page within the book.
 const PAGE: &str = "performance.md";
-const PICTURES: &str = "pictures";
 /// What is between them is written by the bench.
 const BEGIN: &str = "<!-- goals: written by `cargo xtask bench all` -->";
 const END: &str = "<!-- goals end -->";
-/// Benches whose ratios are drawn, and what their pictures are called.
-const DRAWN: [(&str, &str); 5] = [
-    ("connect", "Connections and requests: rates and p99 as ratios"),
-    ("stream", "Bulk streams: rates as ratios to the direct way"),
-    ("packet", "Programs on one packet: time by that of the least program"),
-    ("scale", "Many services by ten: time as ratios"),
-    ("north-south", "Clients outside: rates and times as ratios"),
-];
 
 /// What was left out of them, and why, each once.
 pub fn left_out(parts: &[Part]) -> Vec<&str> {
@@ -33,20 +24,11 @@ pub fn left_out(parts: &[Part]) -> Vec<&str> {
     reasons
 }
 
-/// Writes the table of all goals and the pictures into the sources of the book.
+/// Writes the table of all goals into the sources of the book.
 pub fn write(book: &Path, parts: &[Part], heading: &str) -> Result<()> {
     let figures: Vec<Figure> = parts.iter().flat_map(|part| part.figures.clone()).collect();
     let left_out: Vec<String> = left_out(parts).into_iter().map(|reason| format!("* {reason}\n")).collect();
-    let mut pictures = Vec::new();
-    for (bench, title) in DRAWN {
-        let own: Vec<&Figure> =
-            parts.iter().filter(|part| part.bench == bench).flat_map(|part| &part.figures).collect();
-        let Some(svg) = picture::draw(title, &own) else { continue };
-        let name = format!("{PICTURES}/bench-{bench}.svg");
-        std::fs::write(book.join(&name), svg).with_context(|| book.join(&name).display().to_string())?;
-        pictures.push(format!("![{title}]({name})\n"));
-    }
-    let mut text = format!("{heading}\n\n{}\n{}", targets::table(&figures, true), pictures.join("\n"));
+    let mut text = format!("{heading}\n\n{}", targets::table(&figures, true));
     if !left_out.is_empty() {
         text = format!("{text}\nLeft out:\n\n{}", left_out.concat());
     }
@@ -78,9 +60,8 @@ mod tests {
     }
 
     #[test]
-    fn the_book_gets_a_table_and_pictures() {
+    fn the_book_gets_a_table() {
         let book = tempfile::tempdir().expect("a folder");
-        std::fs::create_dir(book.path().join(PICTURES)).expect("a folder");
         std::fs::write(book.path().join(PAGE), format!("{BEGIN}\n{END}\n")).expect("written");
         let ratio = Figure::ratio("stream, tc / direct", &[1.0, 1.1].into_iter().collect(), Better::More).aims(13, 1.0);
         let part = Part {
@@ -91,9 +72,8 @@ mod tests {
         };
         write(book.path(), &[part], "Measured.").expect("written");
         let page = std::fs::read_to_string(book.path().join(PAGE)).expect("a page");
-        assert!(page.contains("stream, tc / direct") && page.contains("pictures/bench-stream.svg"), "{page}");
-        assert!(page.contains("* fast path: none") && page.contains("Measured."));
-        assert!(book.path().join("pictures/bench-stream.svg").exists());
-        assert!(!book.path().join("pictures/bench-connect.svg").exists());
+        assert!(
+            page.contains("stream, tc / direct") && page.contains("* fast path: none") && page.contains("Measured.")
+        );
     }
 }

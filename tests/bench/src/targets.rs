@@ -1,30 +1,28 @@
-//! The goals, one to thirteen, and how far each is reached.
+//! The goals, and how far each is reached.
 
 use std::fmt::Write as _;
 
 use crate::figures::Figure;
 
-/// What each goal is about.
-const TITLES: [&str; 13] = [
-    "connections / direct",
-    "request/response on one connection / direct",
-    "connections / kube-proxy",
-    "program cost of a packet / the least",
-    "100,000 services / 10",
-    "change → first packet",
-    "cold start",
-    "resident memory of the agent",
-    "kernel memory",
-    "floods",
-    "Maglev",
-    "other backends change",
-    "bulk stream / direct",
+/// Number of each goal, and what it is about. Two more are settled: tests hold them.
+const TITLES: [(u8, &str); 11] = [
+    (1, "connections / direct"),
+    (2, "request/response on one connection / direct"),
+    (3, "connections / kube-proxy"),
+    (4, "program cost of a packet / the least"),
+    (5, "100,000 services / 10"),
+    (6, "change → first packet"),
+    (7, "cold start"),
+    (8, "resident memory of the agent"),
+    (9, "kernel memory"),
+    (10, "floods"),
+    (13, "bulk stream / direct"),
 ];
 
 /// A table of every figure that has a goal. With `is_all`, goals that nothing was measured for have a line, too.
 pub fn table(figures: &[Figure], is_all: bool) -> String {
     let mut text = "| # | goal | figure | goal | reached | |\n|---:|---|---|---:|---:|---|\n".to_owned();
-    for (target, title) in (1_u8..).zip(TITLES) {
+    for (target, title) in TITLES {
         let own = || figures.iter().filter(|figure| figure.goal.is_some_and(|goal| goal.target == target));
         if is_all && own().next().is_none() {
             // Writing to a string does not fail.

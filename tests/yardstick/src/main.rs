@@ -3,15 +3,13 @@
 #![no_std]
 #![no_main]
 
-mod wire;
-
-use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, TC_ACT_UNSPEC};
+use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, TC_ACT_UNSPEC, xdp_action::XDP_PASS};
 use aya_ebpf::btf_maps::{Array, HashMap, LruHashMap};
 use aya_ebpf::helpers::generated::{
     bpf_csum_diff, bpf_ktime_get_ns, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes,
 };
-use aya_ebpf::macros::{btf_map, classifier};
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::macros::{btf_map, classifier, xdp};
+use aya_ebpf::programs::{TcContext, XdpContext};
 
 /// Length of an Ethernet header.
 const ETHERNET: usize = 14;
@@ -179,6 +177,12 @@ family!(
 #[classifier]
 pub fn nothing(_: TcContext) -> i32 {
     TC_ACT_UNSPEC
+}
+
+/// The same at XDP.
+#[xdp]
+pub fn idle(_: XdpContext) -> u32 {
+    XDP_PASS
 }
 
 const fn network_length<const N: usize>() -> usize {

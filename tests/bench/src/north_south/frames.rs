@@ -1,4 +1,4 @@
-//! The frames: TCP segments of one length, whose flows differ in the source port and in nothing that a checksum sees.
+//! The frames: TCP segments of one length.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,9 +7,9 @@ use etherparse::{IpNumber, PacketBuilder};
 
 use crate::packet::frames::{ACK, SYN};
 
-/// Length of every frame, as `tests/yardstick` sends it.
+/// Length of every frame.
 pub const FRAME: usize = 136;
-/// Known connections that take turns: a power of two.
+/// Known connections that take turns.
 pub const FLOWS: u16 = 64;
 /// Source port of the first one.
 pub const FIRST_PORT: u16 = 2_000;
@@ -36,19 +36,11 @@ impl Segment {
         Self { from: SocketAddr::new(self.from.ip(), port), ..self }
     }
 
-    /// Where the source port stands, and where its complement does: in the first bytes of the data.
-    pub fn port_and_balance(&self) -> [usize; 2] {
-        let network = if self.from.is_ipv4() { 20 } else { 40 };
-        let transport = ETHERNET + network + if self.outer.is_some() { network } else { 0 };
-        [transport, transport + TCP]
-    }
-
     /// The frame.
     pub fn bytes(&self) -> Result<Vec<u8>> {
-        let [_, data] = self.port_and_balance();
-        let room = FRAME.checked_sub(data + 2).context("the headers leave no room")?;
-        let mut payload = vec![0; 2 + room];
-        payload[..2].copy_from_slice(&(!self.from.port()).to_be_bytes());
+        let network = if self.from.is_ipv4() { 20 } else { 40 };
+        let headers = ETHERNET + network + if self.outer.is_some() { network } else { 0 } + TCP;
+        let payload = vec![0; FRAME.checked_sub(headers).context("the headers leave no room")?];
         let [source, destination] = self.links;
         let packet = self.packet(&payload)?;
         let mut bytes = [&destination[..], &source[..]].concat();
@@ -109,30 +101,10 @@ pub fn ends(frame: &[u8]) -> Result<[SocketAddr; 2]> {
 mod tests {
     use super::*;
 
-    fn segment(from: &str, to: &str, outer: bool) -> Segment {
-        let (from, to): (SocketAddr, SocketAddr) = (from.parse().expect("written"), to.parse().expect("written"));
-        let outer = outer.then_some((from.ip(), to.ip()));
-        Segment { from, to, flags: ACK, outer, links: [[2; 6], [4; 6]] }
-    }
-
-    /// The generator writes port and complement over one frame: what it sends is what would have been built for the port.
-    #[test]
-    fn flows_differ_in_port_and_balance_alone() {
-        for (from, to) in [("192.0.2.1:2000", "192.0.2.2:80"), ("[2001:db8::1]:2000", "[2001:db8::2]:80")] {
-            for outer in [false, true] {
-                let one = segment(from, to, outer);
-                let [port_at, balance_at] = one.port_and_balance();
-                let mut sent = one.bytes().expect("a frame");
-                sent[port_at..port_at + 2].copy_from_slice(&2_042u16.to_be_bytes());
-                sent[balance_at..balance_at + 2].copy_from_slice(&(!2_042u16).to_be_bytes());
-                assert_eq!(sent, one.at_port(2_042).bytes().expect("a frame"));
-            }
-        }
-    }
-
     #[test]
     fn ends_are_read_back() {
-        let one = segment("192.0.2.1:2000", "192.0.2.2:80", false);
+        let [from, to] = ["192.0.2.1:2000", "192.0.2.2:80"].map(|address| address.parse().expect("written"));
+        let one = Segment { from, to, flags: ACK, outer: None, links: [[2; 6], [4; 6]] };
         assert_eq!(ends(&one.bytes().expect("a frame")).expect("TCP"), [one.from, one.to]);
     }
 }

@@ -11,7 +11,6 @@ use anyhow::Result;
 use lb_tests::topology::{Checksums, Namespace, Node, NodeOptions, Pod, Topology, set_checksums};
 
 use super::frames::{FIRST_PORT, Segment};
-use super::wire::Wire;
 use crate::packet::frames::ACK;
 
 /// Link-layer addresses: of the client's end and the node's, of the node's other link and the end beyond.
@@ -46,29 +45,20 @@ pub enum FramePath {
     Plain,
     /// To a node port of the node, and from there to the backend elsewhere.
     NodePort(u16),
-    /// To the pod here, by its own address.
-    PlainHere,
     /// In an outer header to the pod here.
     Arrival,
-}
-
-impl FramePath {
-    /// Whether it ends at the pod here.
-    pub fn is_here(self) -> bool {
-        matches!(self, Self::PlainHere | Self::Arrival)
-    }
 }
 
 /// A node, the host around it, and a pod here. Fields in the order in which they must end.
 pub struct Lane {
     pod: Pod,
     pub node: Node,
-    far: Namespace,
+    _far: Namespace,
 }
 
 impl Lane {
-    /// Its links end in what takes everything in: nothing ever answers.
-    pub fn new(topology: &Topology, name: &str, wire: &mut Wire) -> Result<Self> {
+    /// Nothing at the ends of its links ever answers.
+    pub fn new(topology: &Topology, name: &str) -> Result<Self> {
         let node = topology.node_with(NodeOptions { rp_filter: 0, ..NodeOptions::default() })?;
         let far = Namespace::new(&format!("{}-{name}", topology.name()))?;
         let here = node.namespace();
@@ -80,7 +70,7 @@ impl Lane {
                 "link add {link} address {own} type veth peer name {end} address {other} netns {}",
                 far.name()
             ))?;
-            // As on a wire; and so both ends poll, and take frames that no socket buffer was made for.
+            // As on a wire; and so both ends poll: XDP can send by them.
             set_checksums(here, link, Checksums::Complete)?;
             set_checksums(&far, end, Checksums::Complete)?;
             far.ip(&format!("link set {end} up"))?;
@@ -107,14 +97,7 @@ impl Lane {
         for address in pod.addresses().both() {
             here.ip(&format!("neighbour add {address} lladdr {mac} dev {} nud permanent", pod.link()))?;
         }
-        wire.sink(far.netns(), "out0")?;
-        wire.sink(pod.netns(), "eth0")?;
-        Ok(Self { pod, node, far })
-    }
-
-    /// Lets everything that arrives pass on to the other link, unseen.
-    pub fn hop(&self, wire: &mut Wire) -> Result<()> {
-        wire.hop(self.node.namespace().netns(), "lan0", "far0", [FAR_LINK, BEYOND_LINK])
+        Ok(Self { pod, node, _far: far })
     }
 
     pub fn pod(&self) -> &Pod {
@@ -127,7 +110,6 @@ impl Lane {
         let elsewhere = [IpAddr::V4(BACKEND4), IpAddr::V6(BACKEND6)][family];
         let to = match path {
             FramePath::Plain => SocketAddr::new(elsewhere, TARGET),
-            FramePath::PlainHere => SocketAddr::new(pod, TARGET),
             FramePath::NodePort(port) => SocketAddr::new(NODE[family], port),
             FramePath::Arrival => SocketAddr::new(PEER[family], HERE),
         };
@@ -143,15 +125,11 @@ impl Lane {
 
     /// What the segment's backend answers to, if it came from there: the pod's own, or by the other link.
     pub fn answer(&self, path: FramePath, family: usize, to: SocketAddr) -> Segment {
-        let backend = if path.is_here() { FramePath::PlainHere } else { FramePath::Plain };
-        let from = self.segment(backend, family).to;
+        let from = match path {
+            FramePath::Arrival => SocketAddr::new(self.pod.addresses().both()[family], TARGET),
+            _ => self.segment(FramePath::Plain, family).to,
+        };
         Segment { from, to, flags: ACK, outer: None, links: [BEYOND_LINK, FAR_LINK] }
-    }
-
-    /// Sends frames on this way, and counts those that arrive.
-    pub fn burst(&self, wire: &mut Wire, path: FramePath, family: usize, count: u32) -> Result<super::wire::Burst> {
-        let end = if path.is_here() { (self.pod.netns(), "eth0") } else { (self.far.netns(), "out0") };
-        wire.burst(self.segment(path, family), count, (self.far.netns(), "in0"), end)
     }
 }
 

@@ -1,5 +1,6 @@
-//! What serves a lane: Ballast's agent, whose programs can also be run by hand, or the real kube-proxy.
+//! What serves a lane: Ballast's agent, whose programs are run by hand.
 
+use std::ffi::CString;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -14,16 +15,13 @@ use lb_tests::topology::Addresses;
 
 use super::frames::{FIRST_PORT, FLOWS, Segment, ends};
 use super::lane::{BACKEND4, BACKEND6, DSR, FramePath, HERE, Lane, PEERS, SNAT, TARGET};
-use super::wire::index;
 use crate::packet::frames::{ACK, SYN};
-use crate::packet::runner::Ran;
+use crate::packet::runner::{Ran, run_with};
 
 /// How soon an agent must serve.
 const SOON: Duration = Duration::from_mins(2);
 /// How often it is asked.
 const TICK: Duration = Duration::from_millis(200);
-/// Room for a frame afterwards.
-const ROOM: usize = 256;
 
 /// By which of Ballast's programs packets from outside are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +46,7 @@ pub struct Ballast {
 }
 
 /// The services of all lanes: masquerade and direct server return towards a backend elsewhere, and one whose backend is here.
-pub fn manifest(lane: &Lane) -> Manifest {
+fn manifest(lane: &Lane) -> Manifest {
     let elsewhere = Endpoint::ready(Addresses { v4: BACKEND4, v6: BACKEND6 }).on("elsewhere");
     let here = Endpoint::ready(lane.pod().addresses()).on(&lane.node.node_name());
     let service = |name, last, node_port, endpoint: &Endpoint| {
@@ -142,7 +140,7 @@ impl Ballast {
     /// What the backend's segment meets: on its way out, if the backend is here.
     fn answered(&self, path: FramePath, segment: &Segment) -> Result<Ran> {
         let bytes = segment.bytes()?;
-        if path.is_here() {
+        if path == FramePath::Arrival {
             return self.within(|| crate::packet::runner::run(&self.node_out, &bytes));
         }
         self.run("far0", &bytes)
@@ -154,7 +152,11 @@ impl Ballast {
     }
 
     pub fn index(&self, link: &str) -> Result<u32> {
-        index(self.lane.node.namespace().netns(), link)
+        let name = CString::new(link)?;
+        // SAFETY: a string that ends with a zero and lives across the call.
+        let ifindex = self.within(|| unsafe { libc::if_nametoindex(name.as_ptr()) });
+        ensure!(ifindex != 0, "no link {link}");
+        Ok(ifindex)
     }
 
     /// Where the frames must be run: routes and neighbours are looked up there.
@@ -177,22 +179,14 @@ impl Program {
 fn run_tc(program: &SchedClassifier, ifindex: u32, frame: &[u8]) -> Result<Ran> {
     // `struct __sk_buff`: the link is its eleventh word, all before it zero.
     let context: Vec<u8> = (0..11).flat_map(|at| if at == 10 { ifindex } else { 0 }.to_ne_bytes()).collect();
-    finish(|options| Ok(program.test_run(TestRunOptions { ctx_in: Some(&context), ..options })?), frame)
+    run_with(|options| Ok(program.test_run(TestRunOptions { ctx_in: Some(&context), ..options })?), frame)
 }
 
 /// Runs an XDP program once on a frame that arrives by this link of the thread's namespace.
 pub fn run_xdp(program: &Xdp, ifindex: u32, frame: &[u8]) -> Result<Ran> {
     // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
     let context = [0, u32::try_from(frame.len())?, 0, ifindex, 0, 0].map(u32::to_ne_bytes).concat();
-    finish(|options| Ok(program.test_run(TestRunOptions { ctx_in: Some(&context), ..options })?), frame)
-}
-
-fn finish(run: impl FnOnce(TestRunOptions<'_>) -> Result<aya::programs::TestRunResult>, frame: &[u8]) -> Result<Ran> {
-    let mut bytes = vec![0; ROOM];
-    let options = TestRunOptions { data_in: Some(frame), data_out: Some(&mut bytes), ..TestRunOptions::default() };
-    let ran = run(options).context("running a program")?;
-    bytes.truncate(ran.data_size_out as usize);
-    Ok(Ran { verdict: ran.return_value, bytes, ns: ran.duration.as_secs_f64() * 1e9 })
+    run_with(|options| Ok(program.test_run(TestRunOptions { ctx_in: Some(&context), ..options })?), frame)
 }
 
 /// The programs that use the maps pinned there: that for packets from outside, tc's for the same, and tc's for those that leave.

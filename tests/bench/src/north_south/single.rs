@@ -3,18 +3,15 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Result, bail};
-use serde::Serialize;
-
 use super::FAMILIES;
-use super::fixture::Fixture;
 use super::frames::{FIRST_PORT, FLOWS, Segment};
 use super::lane::{DSR, FramePath, SNAT};
 use super::proxy::{Ballast, Program, run_xdp};
-use super::rate::Ratio;
+use crate::figures::{Better, Figure};
 use crate::packet::frames::{ACK, SYN};
 use crate::packet::runner::{Yardstick, run};
 use crate::statistics::Samples;
+use anyhow::{Result, bail};
 
 /// Frames of one program before the next one's turn.
 const BLOCK: u32 = 25;
@@ -64,36 +61,31 @@ const KINDS: [PacketCase; 7] = [
 ];
 
 /// One kind of frame through one program.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Figures {
-    pub family: &'static str,
-    pub hook: &'static str,
-    pub kind: &'static str,
+pub struct Row {
     /// Nanoseconds of the program, less those of one that does nothing: median of the rounds.
-    pub ns: f64,
+    ns: f64,
     /// Nanoseconds of the program that does the least for a service flow, at tc.
-    pub least_ns: f64,
+    least_ns: f64,
     /// The one by the other, round by round.
-    pub ratio: Ratio,
+    pub figure: Figure,
 }
 
 pub fn measure(
-    fixture: &Fixture,
+    subjects: &[(&'static str, Ballast); 2],
     yardstick: &mut Yardstick,
     rounds: u32,
     packets: u32,
     stop: &AtomicBool,
-) -> Result<Vec<Figures>> {
+) -> Result<Vec<Row>> {
     for family in 0..FAMILIES.len() {
-        let segment = fixture.xdp.lane.segment(FramePath::NodePort(SNAT), family);
-        let backend = fixture.xdp.lane.segment(FramePath::Plain, family).to;
+        let lane = &subjects[0].1.lane;
+        let segment = lane.segment(FramePath::NodePort(SNAT), family);
+        let backend = lane.segment(FramePath::Plain, family).to;
         yardstick.serve(segment.to, backend)?;
         for port in FIRST_PORT..FIRST_PORT + FLOWS {
             yardstick.know(segment.at_port(port).from, segment.to, backend)?;
         }
     }
-    let subjects = [("XDP", &fixture.xdp), ("tc", &fixture.tc)];
     let mut rows: Vec<Vec<[f64; 2]>> = vec![Vec::new(); FAMILIES.len() * subjects.len() * KINDS.len()];
     let all: Vec<(usize, usize, usize)> = (0..FAMILIES.len())
         .flat_map(|family| (0..KINDS.len()).flat_map(move |kind| (0..2).map(move |subject| (family, kind, subject))))
@@ -105,7 +97,7 @@ pub fn measure(
                 bail!("interrupted");
             }
             let new = New { first: next, turn: u8::try_from(kind * subjects.len() + subject)? };
-            let sample = sample(fixture, yardstick, subjects[subject].1, family, &KINDS[kind], packets, new)?;
+            let sample = sample(yardstick, &subjects[subject].1, family, &KINDS[kind], packets, new)?;
             // The first round warms up.
             if round > 0 {
                 row.push(sample);
@@ -116,22 +108,26 @@ pub fn measure(
     let figures = all.into_iter().zip(rows).map(|((family, kind, subject), rounds)| {
         let ratio: Samples = rounds.iter().map(|[tested, least]| tested / least).collect();
         let median = |at: usize| rounds.iter().map(|sample| sample[at]).collect::<Samples>().median();
-        Figures {
-            family: FAMILIES[family],
-            hook: subjects[subject].0,
-            kind: KINDS[kind].name,
-            ns: median(0),
-            least_ns: median(1),
-            ratio: Ratio { median: ratio.median(), interval: ratio.interval() },
-        }
+        let (family, hook, kind) = (FAMILIES[family], subjects[subject].0, KINDS[kind].name);
+        let name = format!("north-south, {family}, {hook}: {kind}, one frame / the least");
+        Row { ns: median(0), least_ns: median(1), figure: Figure::ratio(name, &ratio, Better::Less) }
     });
     Ok(figures.collect())
+}
+
+/// The result for people.
+pub fn table(rows: &[Row]) -> String {
+    let line = |row: &Row| {
+        let Row { ns, least_ns, figure } = row;
+        format!("| {} | {ns:.0} | {least_ns:.0} | {} |\n", figure.name, figure.text())
+    };
+    let lines: String = rows.iter().map(line).collect();
+    format!("| frame | ns | the least, ns | ratio |\n|---|---:|---:|---:|\n{lines}")
 }
 
 /// Medians of the program and of the one that does the least, both less that of one that does nothing. They take turns, there and
 /// back.
 fn sample(
-    fixture: &Fixture,
     yardstick: &Yardstick,
     ballast: &Ballast,
     family: usize,
@@ -141,7 +137,7 @@ fn sample(
 ) -> Result<[f64; 2]> {
     let least = if kind.packet == Packet::New { "fresh" } else { "known" };
     let least = yardstick.program(&format!("{least}{}", if family == 0 { 4 } else { 6 }))?;
-    let (nothing, idle) = (yardstick.program("nothing")?, fixture.wire.idle()?);
+    let (nothing, idle) = (yardstick.program("nothing")?, yardstick.idle()?);
     let ifindex = ballast.index(if kind.packet == Packet::Reply { "far0" } else { "lan0" })?;
     let mut frames = Vec::new();
     for number in 0..packets.next_multiple_of(BLOCK) {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use aya::maps::{Array, HashMap, MapData};
-use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions, TestRunResult, Xdp};
 use aya::{Ebpf, Pod};
 
 /// The programs of `tests/yardstick` at tc.
@@ -27,9 +27,14 @@ pub struct Ran {
 
 /// Runs the program once.
 pub fn run(program: &SchedClassifier, packet: &[u8]) -> Result<Ran> {
+    run_with(|options| Ok(program.test_run(options)?), packet)
+}
+
+/// Runs a program once by `BPF_PROG_TEST_RUN`; the closure may add a context to the options.
+pub fn run_with(run: impl FnOnce(TestRunOptions<'_>) -> Result<TestRunResult>, packet: &[u8]) -> Result<Ran> {
     let mut bytes = vec![0; ROOM];
     let options = TestRunOptions { data_in: Some(packet), data_out: Some(&mut bytes), ..TestRunOptions::default() };
-    let ran = program.test_run(options).context("running a program")?;
+    let ran = run(options).context("running a program")?;
     bytes.truncate(ran.data_size_out as usize);
     Ok(Ran { verdict: ran.return_value, bytes, ns: ran.duration.as_secs_f64() * 1e9 })
 }
@@ -89,7 +94,14 @@ impl Yardstick {
             let program: &mut SchedClassifier = ebpf.program_mut(name).context("not in the yardstick")?.try_into()?;
             program.load().with_context(|| format!("yardstick {name}"))?;
         }
+        let idle: &mut Xdp = ebpf.program_mut("idle").context("not in the yardstick")?.try_into()?;
+        idle.load().context("yardstick idle")?;
         Ok(Self { ebpf })
+    }
+
+    /// The program at XDP that does nothing.
+    pub fn idle(&self) -> Result<&Xdp> {
+        Ok(self.ebpf.program("idle").context("no idle in the yardstick")?.try_into()?)
     }
 
     /// `nothing`, `known4`, `fresh6` and so on.

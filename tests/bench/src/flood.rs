@@ -1,4 +1,4 @@
-//! A flood of SYNs, ten times what the half-open table holds, while connections are open and others are made.
+//! `flood`: SYNs, ten times what the half-open table holds, while connections are open and others are made.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,11 +9,15 @@ use anyhow::{Context, Result, bail, ensure};
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
 use lb_tests::incident::Clients;
 use lb_tests::incident::raw_tcp::{Flood, lend};
-use lb_tests::topology::Topology;
+use lb_tests::peers::{Server, Stream};
+use lb_tests::topology::{NetNs, Topology};
+use serde_json::json;
 
-use super::{broken, open, precise, serve};
-use crate::figures::{Better, Figure};
+use crate::figures::{Better, Figure, Part};
+use crate::machine::{load, machine};
 
+/// Port of the backend.
+const TARGET: u16 = 8080;
 /// The half-open table, in entries: a flow takes two.
 const HALF_OPEN: u64 = 4_096;
 /// The table of answered flows: room for every connection that is meant, and for none of a flood.
@@ -28,12 +32,14 @@ const LEGITIMATE: Clients =
 /// Rounds of them at most.
 const ROUNDS_MAX: usize = 50;
 
-pub fn measure(stop: &AtomicBool) -> Result<Vec<Figure>> {
+/// Measures and prints.
+pub fn run(stop: &AtomicBool) -> Result<Part> {
+    let load_before = load();
     let topology = Topology::new("flood")?;
     let node = topology.node()?;
     let [client, attacker, backend, dead] = ["client", "attacker", "backend", "dead"].map(|name| node.pod(name));
     let (client, attacker, backend, dead) = (client?, attacker?, backend?, dead?);
-    let _server = serve(&backend, "backend")?;
+    let _server = Server::tcp(backend.netns(), "backend", SocketAddr::new(backend.addresses().v4.into(), TARGET))?;
     // Nobody at the attacker's takes an answer, and nobody at the dead pod's gives one.
     let from: Vec<_> = lend(&node, &attacker, 64..126)?.iter().map(|addresses| addresses.v4).collect();
     let silent = lend(&node, &dead, 0..2)?.into_iter().map(Endpoint::ready).collect();
@@ -68,12 +74,28 @@ pub fn measure(stop: &AtomicBool) -> Result<Vec<Figure>> {
     over.store(true, Ordering::Relaxed);
     flooding.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     ensure!(sent.load(Ordering::Relaxed) >= FLOOD, "no flood could be sent");
-    let lost = broken(&mut established);
+    let lost = established.iter_mut().filter_map(|stream| stream.ask("still there?").err()).count();
     let made = precise(round.attempts.len() - round.failed()) / precise(round.attempts.len());
     let what = format!("{} SYNs, ten times the half-open table", sent.load(Ordering::Relaxed));
     println!("{what}; {} connections made meanwhile, {} failed.", round.attempts.len(), round.failed());
-    Ok(vec![
+    let figures = vec![
         Figure::single("flood: established connections lost", precise(lost), "", Better::Less).aims(10, 0.0),
         Figure::single("flood: legitimate connections made", made * 100.0, "%", Better::More).aims(10, 99.9),
-    ])
+    ];
+    let details = json!({"machine": machine()?, "loadBefore": load_before, "loadAfter": load()});
+    Ok(Part { bench: "flood", figures, details, left_out: Vec::new() })
+}
+
+/// Connections that have been answered, and stay open.
+fn open(client: &NetNs, to: SocketAddr, count: usize) -> Result<Vec<Stream>> {
+    let one = |_| {
+        let mut stream = Stream::connect(client, to)?;
+        stream.ask("before")?;
+        Ok(stream)
+    };
+    (0..count).map(one).collect()
+}
+
+fn precise(count: usize) -> f64 {
+    u32::try_from(count).map_or(f64::INFINITY, f64::from)
 }
