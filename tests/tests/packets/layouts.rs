@@ -22,9 +22,9 @@ fn of_the_programs() -> Description {
 fn the_records_are_those_of_their_layout_version() {
     let (path, now) = (released(ABI_VERSION), of_the_programs());
     if std::env::var_os(WRITE).is_some() {
-        let mut text = serde_json::to_string_pretty(&now).unwrap();
-        text.push('\n');
-        std::fs::write(&path, text).unwrap();
+        // A line for each map.
+        let text = serde_json::to_string(&now).unwrap();
+        std::fs::write(&path, text.replace("}}},\"", "}}},\n\"") + "\n").unwrap();
     }
     let text = std::fs::read(&path).unwrap_or_else(|error| {
         panic!("{}: {error}; {WRITE}=1 writes the file of a new layout version", path.display())
