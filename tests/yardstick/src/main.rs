@@ -3,7 +3,9 @@
 #![no_std]
 #![no_main]
 
-use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, TC_ACT_UNSPEC, xdp_action::XDP_PASS};
+use aya_ebpf::bindings::{
+    BPF_F_NO_PREALLOC, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM, TC_ACT_UNSPEC, xdp_action::XDP_PASS,
+};
 use aya_ebpf::btf_maps::{Array, HashMap, LruHashMap};
 use aya_ebpf::helpers::generated::{
     bpf_csum_diff, bpf_ktime_get_ns, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes,
@@ -48,7 +50,7 @@ pub struct Flow<const N: usize> {
 macro_rules! family {
     ($n:literal, $flows:ident, $services:ident, $backends:ident, $slots:ident,
      $flows_name:literal, $services_name:literal, $backends_name:literal, $slots_name:literal,
-     $known:ident, $fresh:ident, $foreign:ident, $hash:ident, $insert:ident, $write:ident) => {
+     $known:ident, $fresh:ident, $foreign:ident) => {
         #[btf_map(name = $flows_name)]
         pub static $flows: LruHashMap<Key<$n>, Flow<$n>, 262_144> = LruHashMap::new();
         #[btf_map(name = $services_name)]
@@ -106,35 +108,6 @@ macro_rules! family {
             let Some(key) = key::<$n>(&context) else { return TC_ACT_UNSPEC };
             if $flows.get_ptr(&key).is_some() { DROP } else { TC_ACT_UNSPEC }
         }
-
-        /// One look-up in a plain hash.
-        #[classifier]
-        pub fn $hash(context: TcContext) -> i32 {
-            let Some(key) = key::<$n>(&context) else { return TC_ACT_UNSPEC };
-            let frontend = Frontend { address: key.dst, port: [key.ports[2], key.ports[3]], pad: 0 };
-            if $services.get_ptr(&frontend).is_some() { TC_ACT_UNSPEC } else { DROP }
-        }
-
-        /// One look-up in an LRU hash that finds nothing, and one insert.
-        #[classifier]
-        pub fn $insert(context: TcContext) -> i32 {
-            let Some(key) = key::<$n>(&context) else { return TC_ACT_UNSPEC };
-            if $flows.get_ptr(&key).is_some() {
-                return DROP;
-            }
-            let flow = Flow { address: key.dst, ports: key.ports, seen_s: 0, rest: [0; 5] };
-            if $flows.insert(&key, &flow, 0).is_err() { DROP } else { TC_ACT_UNSPEC }
-        }
-
-        /// The rewrite alone.
-        #[classifier]
-        pub fn $write(context: TcContext) -> i32 {
-            let Some(key) = key::<$n>(&context) else { return TC_ACT_UNSPEC };
-            let mut flow = Flow { address: key.dst, ports: key.ports, seen_s: 0, rest: [0; 5] };
-            flow.address[$n - 1] ^= 1;
-            flow.ports[3] ^= 1;
-            rewrite(&context, &key, &flow)
-        }
     };
 }
 
@@ -150,10 +123,7 @@ family!(
     "y_slots4",
     known4,
     fresh4,
-    foreign4,
-    hash4,
-    insert4,
-    write4
+    foreign4
 );
 family!(
     16,
@@ -167,10 +137,7 @@ family!(
     "y_slots6",
     known6,
     fresh6,
-    foreign6,
-    hash6,
-    insert6,
-    write6
+    foreign6
 );
 
 /// Nothing: what is measured with it is the measurement.

@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use super::PacketArguments;
 use super::frames::{ACK, SYN, tcp, udp};
-use super::pieces::{Piece, Pieces};
 use super::runner::{Yardstick, run};
 use super::subject::Subject;
 use crate::statistics::Samples;
@@ -22,7 +21,7 @@ const KNOWN: u16 = 64;
 /// Their first port; those of new connections follow behind.
 const FIRST_KNOWN: u16 = 2_000;
 const FIRST_NEW: u16 = 4_000;
-pub const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
+const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 
 /// One kind of packet through one version.
 #[derive(Debug, Serialize)]
@@ -57,7 +56,6 @@ pub struct Comparison {
 pub struct Measured {
     pub figures: Vec<Figures>,
     pub comparisons: Vec<Comparison>,
-    pub pieces: Vec<Piece>,
 }
 
 /// Samples of one kind through one version.
@@ -87,11 +85,7 @@ pub fn measure(
     }
     let mut rows: Vec<Row> = Vec::new();
     let mut bench = Bench { arguments, yardstick, new: 0, there };
-    let mut pieces = Pieces::default();
     for round in 0..=arguments.rounds() {
-        for family in 0..2 {
-            bench.new = pieces.measure(&subjects[0], bench.yardstick, family, bench.new, round > 0)?;
-        }
         for family in 0..2 {
             for kind in KINDS {
                 // One after the other: the ratio of two versions is of the same moment. Each is the first in every other round.
@@ -109,11 +103,7 @@ pub fn measure(
             }
         }
     }
-    Ok(Measured {
-        figures: rows.iter().map(figures).collect(),
-        comparisons: comparisons(subjects, &rows),
-        pieces: pieces.done(),
-    })
+    Ok(Measured { figures: rows.iter().map(figures).collect(), comparisons: comparisons(subjects, &rows) })
 }
 
 /// A kind of packet, and which program does the least for it.
@@ -126,7 +116,7 @@ struct PacketCase {
 
 /// What packets are.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Packets {
+enum Packets {
     Known,
     Reply,
     New,
@@ -140,7 +130,7 @@ pub enum Packets {
 
 /// Packets to the service, each from another client that has no connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Flood {
+enum Flood {
     Syns,
     Datagrams,
     Acks,
@@ -253,7 +243,7 @@ impl Bench<'_> {
 }
 
 /// A packet of this kind.
-pub fn packet(subject: &Subject, family: usize, kind: Packets, number: u32, first_new: u32) -> Vec<u8> {
+fn packet(subject: &Subject, family: usize, kind: Packets, number: u32, first_new: u32) -> Vec<u8> {
     let service = Subject::service(family);
     let known = FIRST_KNOWN + u16::try_from(number % u32::from(KNOWN)).expect("below a u16");
     let client = subject.client(family, known);

@@ -3,7 +3,6 @@
 
 pub mod frames;
 pub mod measure;
-mod pieces;
 mod print;
 pub mod runner;
 pub mod subject;
@@ -15,7 +14,6 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use self::measure::{Comparison, Figures, Measured};
-use self::pieces::Piece;
 use self::subject::Subject;
 use crate::figures::{Better, Figure, Part};
 use crate::machine::{Cpus, Machine, load, machine};
@@ -66,7 +64,6 @@ struct Results {
     figures: Vec<Figures>,
     /// This version by `before`, if there is one.
     comparisons: Vec<Comparison>,
-    pieces: Vec<Piece>,
 }
 
 /// Measures and prints.
@@ -80,7 +77,7 @@ pub fn run(arguments: &PacketArguments, agent: &Path, stop: &AtomicBool) -> Resu
     if let Some(before) = &arguments.before {
         subjects.push(Subject::start("before", before).with_context(|| before.display().to_string())?);
     }
-    let Measured { figures, comparisons, pieces } = measure::measure(arguments, &mut yardstick, &subjects, stop)?;
+    let Measured { figures, comparisons } = measure::measure(arguments, &mut yardstick, &subjects, stop)?;
     drop(subjects);
     let results = Results {
         machine: machine()?,
@@ -90,7 +87,6 @@ pub fn run(arguments: &PacketArguments, agent: &Path, stop: &AtomicBool) -> Resu
         packets_per_round: arguments.packets,
         figures,
         comparisons,
-        pieces,
     };
     print::print(&results);
     Ok(Part {

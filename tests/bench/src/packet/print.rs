@@ -30,8 +30,4 @@ pub fn print(results: &Results) {
     for Comparison { family, kind, ratio, quartiles: [low, high] } in &results.comparisons {
         println!("| {family} | {kind} | **{ratio:.3}** | {low:.3} – {high:.3} |");
     }
-    println!("\n| family | piece, of the same tables | ns |\n|---|---|---:|");
-    for piece in &results.pieces {
-        println!("| {} | {} | {:.0} |", piece.family, piece.name, piece.ns);
-    }
 }

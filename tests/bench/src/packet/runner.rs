@@ -1,6 +1,6 @@
 //! Running a loaded program on a packet, and the programs that do the least.
 
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -9,10 +9,7 @@ use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions, TestRunResult
 use aya::{Ebpf, Pod};
 
 /// The programs of `tests/yardstick` at tc.
-const PROGRAMS: [&str; 13] = [
-    "nothing", "known4", "known6", "fresh4", "fresh6", "foreign4", "foreign6", "hash4", "hash6", "insert4", "insert6",
-    "write4", "write6",
-];
+const PROGRAMS: [&str; 7] = ["nothing", "known4", "known6", "fresh4", "fresh6", "foreign4", "foreign6"];
 /// Room for the packet afterwards.
 const ROOM: usize = 256;
 
@@ -120,16 +117,6 @@ impl Yardstick {
             }
             _ => anyhow::bail!("{service} and {backend} are of two families"),
         }
-    }
-
-    /// Fills the table that `hash4` looks into.
-    pub fn fill4(&mut self, services: impl Iterator<Item = SocketAddrV4>) -> Result<()> {
-        let mut table: HashMap<&mut MapData, Frontend<4>, u32> = self.map("y_services", "4")?.try_into()?;
-        for service in services {
-            let frontend = Frontend { address: service.ip().octets(), port: service.port().to_be_bytes(), pad: 0 };
-            table.insert(frontend, 7, 0)?;
-        }
-        Ok(())
     }
 
     fn put<const N: usize>(

@@ -1,23 +1,19 @@
-//! One size: an agent with that many services, whose programs are run by hand, and a bare hash with as many entries.
+//! One size: an agent with that many services, whose programs are run by hand.
 
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use aya::programs::SchedClassifier;
-use lb_common::abi::{Flow, FlowKey, TCP, flow_state, tag};
-use lb_tables::Pinned;
 use lb_tests::topology::Topology;
-use nix::time::{ClockId, clock_gettime};
 
-use crate::control::objects;
 use crate::fixture::ballast::{Ballast, service};
 use crate::fixture::side::Side;
 use crate::north_south::frames::ends;
 use crate::packet::frames::{ACK, SYN, tcp};
-use crate::packet::runner::{Yardstick, run};
+use crate::packet::runner::run;
 use crate::packet::subject::programs;
 
 /// The room that the most services need: the same for all sizes.
@@ -27,8 +23,6 @@ const SOON: Duration = Duration::from_mins(8);
 /// Known flows that take turns, and the port of the first.
 pub const KNOWN: u16 = 64;
 pub const FIRST_KNOWN: u16 = 2_000;
-/// First address of the clients of flows that merely fill the table.
-const FILLING: Ipv4Addr = Ipv4Addr::new(100, 64, 0, 0);
 /// The client: nobody, nothing is sent.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 100);
 
@@ -37,16 +31,13 @@ pub struct Subject {
     pub services: usize,
     pub pod_in: SchedClassifier,
     pod_out: SchedClassifier,
-    pub yardstick: Yardstick,
     agent: Ballast,
 }
 
 impl Subject {
     /// Starts an agent; it may not have read all services yet.
-    pub fn start(topology: &Topology, agent: &Path, object: &Path, services: usize, stop: &AtomicBool) -> Result<Self> {
+    pub fn start(topology: &Topology, agent: &Path, services: usize, stop: &AtomicBool) -> Result<Self> {
         let agent = Ballast::start(agent, Side::new(topology)?, services, &[SIZES])?;
-        let mut yardstick = Yardstick::load(object)?;
-        yardstick.fill4((0..services).map(|number| SocketAddrV4::new(objects::cluster_ip(number), objects::PORT)))?;
         let begun = Instant::now();
         let [pod_in, pod_out] = loop {
             match programs(agent.side.node.bpffs()) {
@@ -54,7 +45,7 @@ impl Subject {
                 Err(error) => agent_waits(&agent, begun, stop, &error)?,
             }
         };
-        Ok(Self { services, pod_in, pod_out, yardstick, agent })
+        Ok(Self { services, pod_in, pod_out, agent })
     }
 
     /// Waits until the first and the last service are served, and makes the known flows.
@@ -66,41 +57,6 @@ impl Subject {
             }
         }
         (FIRST_KNOWN..FIRST_KNOWN + KNOWN).try_for_each(|port| self.open(port, 0))
-    }
-
-    /// Writes so many open flows to the first service into the table of flows.
-    pub fn fill(&self, flows: u32) -> Result<()> {
-        let maps = Pinned::open(&self.agent.side.node.bpffs().join("ballast/tables"))?;
-        let SocketAddr::V4(to) = service(0, 0) else { bail!("a service of IPv4") };
-        let now = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
-        let seen_s = u32::try_from(now.tv_sec())?;
-        let key = |number: u32| FlowKey {
-            src: Ipv4Addr::from(u32::from(FILLING).wrapping_add(number)).octets(),
-            dst: to.ip().octets(),
-            src_port: 40_000,
-            dst_port: to.port(),
-            protocol: TCP,
-            pad: [0; 3],
-        };
-        // Of no backend: nobody counts or evicts them.
-        let flow = |key: &FlowKey<4>| Flow {
-            tag: tag(key),
-            backend: 0,
-            seen_s,
-            since_s: seen_s,
-            isn: 0,
-            address: to.ip().octets(),
-            client: key.src,
-            port: to.port(),
-            client_port: key.src_port,
-            generation: 0,
-            state: flow_state::OPEN,
-            flags: 0,
-            ..Flow::ZERO
-        };
-        let keys: Vec<FlowKey<4>> = (0..flows).map(key).collect();
-        let values: Vec<Flow<4>> = keys.iter().map(flow).collect();
-        Ok(maps.flows4.put_all(&keys, &values).into_iter().collect::<std::io::Result<()>>()?)
     }
 
     /// Where packets must be run: routes are looked up there.
