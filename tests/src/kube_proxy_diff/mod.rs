@@ -21,7 +21,6 @@ pub mod ruleset;
 mod run;
 mod sentinel;
 mod settings;
-mod shrink;
 pub mod statement;
 pub mod verdict;
 

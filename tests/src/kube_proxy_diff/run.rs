@@ -12,7 +12,7 @@ use super::distort::{DISTORTIONS, Distortion};
 use super::health::Counts;
 use super::node::ZONES;
 use super::settings::ProxySettings;
-use super::{KubeProxy, ballast, generate, sentinel, shrink};
+use super::{KubeProxy, ballast, generate, sentinel};
 
 /// Clusters that kube-proxy is shown at once.
 const BATCH: u8 = 100;
@@ -21,7 +21,7 @@ const DISTORTED_BATCHES_MAX: u64 = 20;
 /// After so many differing clusters the run ends: they likely have one cause.
 const DIFFERING_MAX: usize = 5;
 
-/// A cluster on which both differ, made as small as it is cheap.
+/// A cluster on which both differ.
 #[derive(Debug)]
 pub struct Differing {
     pub seed: u64,
@@ -143,18 +143,13 @@ fn compare_batch(
         found.len()
     );
     found.truncate(DIFFERING_MAX);
-    found
-        .into_iter()
-        .map(|(inputs, differences, health)| {
-            let (inputs, differences) = shrink::smallest(reference, inputs, zone, differences)?;
-            Ok(Differing {
-                seed: inputs.cluster.seed,
-                zone,
-                differences,
-                health,
-                yaml: inputs.cluster.yaml(),
-                settings: inputs.settings,
-            })
-        })
-        .collect()
+    let differing = found.into_iter().map(|(inputs, differences, health)| Differing {
+        seed: inputs.cluster.seed,
+        zone,
+        differences,
+        health,
+        yaml: inputs.cluster.yaml(),
+        settings: inputs.settings.clone(),
+    });
+    Ok(differing.collect())
 }

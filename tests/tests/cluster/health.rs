@@ -1,11 +1,10 @@
-//! What health, readiness and metrics say as things go wrong. Needs root, BPF, kube-apiserver, promtool.
+//! What metrics, alerts and Events say. Needs root, BPF, kube-apiserver, promtool.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::events::v1::Event;
@@ -14,111 +13,22 @@ use kube::api::ListParams;
 use lb_model::Refusal;
 use lb_source::announce::{self, ObjectEvent};
 use lb_tests::agent::{Agent, SOON};
-use lb_tests::cluster::{self, ApiServer, Condition, Hosted, SETTLE_LIMIT};
+use lb_tests::cluster::{self, ApiServer, Hosted, SETTLE_LIMIT};
 use lb_tests::peers::eventually;
-use lb_tests::topology::{NodeOptions, Pod};
+use lb_tests::topology::NodeOptions;
 use lb_userspace::agent::clock;
 use tokio::sync::watch;
 
 use lb_tests::fixture::health_check_port::manifest;
 use lb_tests::fixture::{Fixture, Pods};
 
-/// How long the API stays away: many retries, and far longer than a probe.
-const LONG: Duration = Duration::from_secs(40);
 const CHECK_PORT: u16 = 32_100;
-
-fn code(agent: &Agent, path: &str) -> Option<u16> {
-    agent.health(path).ok().map(|(code, _)| code)
-}
 
 fn kube_stage(subject: &str) -> Result<(Fixture, Hosted)> {
     let fixture = Fixture::new(subject, Pods::Routed, 2, NodeOptions::default());
     let host = fixture.topology.outside("api", &fixture.node)?;
     let cluster = Hosted::start(&host)?;
     Ok((fixture, cluster))
-}
-
-#[test]
-fn an_api_that_is_away_for_long_reddens_readiness_alone() -> Result<()> {
-    let (fixture, mut cluster) = kube_stage("health-api")?;
-    let mut agent = cluster.agent(&fixture.node, &["--watch-silence=2s"])?;
-    agent.restart()?;
-    cluster.create_service("web")?;
-    cluster.put_pods("web", &[&fixture.backends[0]])?;
-    assert_eq!(code(&agent, "/healthz"), Some(200));
-
-    cluster.stop();
-    eventually("not ready", SETTLE_LIMIT, || (code(&agent, "/readyz") == Some(503)).then_some(()));
-    let away = Instant::now();
-    while away.elapsed() < LONG {
-        let (healthz, body) = agent.health("/healthz")?;
-        assert_eq!(healthz, 200, "after {:?}: {body}", away.elapsed());
-        assert_eq!(code(&agent, "/livez"), Some(200));
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    assert_eq!(code(&agent, "/readyz"), Some(503));
-    assert_eq!(agent.metric("ballast_source_stale", ""), Some(1.0));
-    assert_eq!(agent.metric("ballast_source_wedged", ""), Some(0.0), "lost is not wedged");
-    let age = agent.metric("ballast_source_age_seconds", "resource=\"services\"").context("an age")?;
-    assert!(age > LONG.as_secs_f64(), "{age}");
-
-    // A restart changes nothing of this: the tables serve.
-    agent.launch()?;
-    let first = eventually("an answer", SOON, || code(&agent, "/healthz"));
-    assert_eq!((first, code(&agent, "/readyz")), (200, Some(503)), "{:?}", agent.health("/healthz"));
-    cluster.restart().context("the API server again")?;
-    let returned = Instant::now();
-    while code(&agent, "/readyz") != Some(200) {
-        let ready = agent.health("/readyz");
-        assert!(returned.elapsed() < SETTLE_LIMIT, "not ready again: {ready:?}\n{}", agent.log());
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
-}
-
-#[test]
-fn a_dead_watch_reddens_health_while_the_api_answers_and_heals() -> Result<()> {
-    let (fixture, cluster) = kube_stage("health-wedge")?;
-    let proxy = cluster.proxy()?;
-    let server = format!("--api-server=https://{}", proxy.address());
-    let mut agent = cluster.agent(&fixture.node, &[&server, "--watch-silence=2s"])?;
-    agent.restart()?;
-    cluster.create_service("web")?;
-    cluster.put_pods("web", &[&fixture.backends[0]])?;
-    let in_tables = |pod: &Pod| {
-        let address = pod.addresses().v4.to_string();
-        agent.states().is_ok_and(|states| states.iter().any(|(_, at, _)| at.starts_with(&format!("{address}:"))))
-    };
-    eventually("b0 is in the tables", SETTLE_LIMIT, || in_tables(&fixture.backends[0]).then_some(()));
-
-    // The watches begin right after the lists that were in the tables; they need no second to be open.
-    std::thread::sleep(Duration::from_secs(1));
-    // No event comes, and nothing is closed: the watches are silent from now on. What is new passes.
-    assert!(proxy.set_old(Condition::Mute) > 0);
-    cluster.put_pods("web", &[&fixture.backends[0], &fixture.backends[1]])?;
-    let (seen_red, done) = (AtomicBool::new(false), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
-                if let Ok((503, body)) = agent.health("/healthz") {
-                    assert!(body.contains("a watch is dead"), "{body}");
-                    seen_red.store(true, Ordering::Relaxed);
-                }
-                std::thread::sleep(Duration::from_millis(2));
-            }
-        });
-        let healed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            eventually("b1 is in the tables", SETTLE_LIMIT, || in_tables(&fixture.backends[1]).then_some(()));
-            // What was missed is served at once; the watch is dead until another one is proven.
-            eventually("/healthz tells", SETTLE_LIMIT, || seen_red.load(Ordering::Relaxed).then_some(()));
-        }));
-        done.store(true, Ordering::Relaxed);
-        healed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    });
-    eventually("healthy again", SETTLE_LIMIT, || (code(&agent, "/healthz") == Some(200)).then_some(()));
-    let restarts = agent.metric("ballast_source_watch_restarts_total", "reason=\"missed-events\"");
-    assert!(restarts >= Some(1.0), "{restarts:?}");
-    Ok(())
 }
 
 #[test]

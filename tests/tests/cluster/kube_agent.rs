@@ -94,34 +94,6 @@ fn traffic_follows_what_is_made_scaled_and_deleted() -> Result<()> {
 }
 
 #[test]
-fn an_api_server_that_goes_away_changes_nothing_and_is_followed_again() -> Result<()> {
-    let (fixture, mut cluster) = fixture("kube-away", Families::Both)?;
-    let mut agent = cluster.agent(&fixture.node, &[])?;
-    agent.restart()?;
-    let (client, [one, two]) = (&fixture.client, [&fixture.backends[0], &fixture.backends[1]]);
-    let cluster_ips = cluster.create_service("web")?;
-    cluster.put_pods("web", &[one])?;
-    answered_by(client, &cluster_ips, &["b0"]);
-    let mut held = Stream::connect(client.netns(), SocketAddr::new(cluster_ips[0], 80))?;
-    held.ask("before").context("before")?;
-    let before = settled_tables(&agent);
-
-    cluster.stop();
-    std::thread::sleep(Duration::from_secs(3));
-    assert!(agent.alive(), "{}", agent.log());
-    assert_eq!(tables(&agent)?, before);
-    answered_by(client, &cluster_ips, &["b0"]);
-    held.ask("meanwhile").context("while the API is away")?;
-
-    cluster.restart()?;
-    cluster.put_pods("web", &[one, two])?;
-    answered_by(client, &cluster_ips, &["b0", "b1"]);
-    assert!(agent.alive(), "{}", agent.log());
-    assert_eq!(held.ask("after").context("with the API back")?.server, "b0", "an established connection goes on");
-    Ok(())
-}
-
-#[test]
 fn a_break_to_the_api_is_seen_in_readyz_alone_and_heals_without_any_change() -> Result<()> {
     let (fixture, cluster) = fixture("kube-cut", Families::Both)?;
     let proxy = cluster.proxy()?;

@@ -1,50 +1,9 @@
-//! The networks of the tests carry traffic by themselves, without Ballast, and vanish.
+//! The networks of the tests vanish, also those of a run that died.
 
-use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result};
-use lb_tests::peers::{Datagrams, Server, Stream};
-use lb_tests::topology::{Families, NetNs, NodeOptions, PREFIX, RUN_ROOT, Topology, sweep};
-
-fn reachable(from: &NetNs, to: &NetNs, addresses: Vec<IpAddr>) -> Result<()> {
-    for address in addresses {
-        let at = SocketAddr::new(address, 8080);
-        let _servers = Server::all(to, "there", &[at])?;
-        let answer = Stream::connect(from, at)
-            .and_then(|mut stream| stream.ask("hello"))
-            .with_context(|| format!("{} to {} at {at}", from.name(), to.name()))?;
-        assert_eq!((answer.server.as_str(), answer.local), ("there", at));
-        assert_eq!(Datagrams::connected(from, 0, at)?.ask("hello")?.local, at);
-    }
-    Ok(())
-}
-
-#[test]
-fn everyone_reaches_everyone() -> Result<()> {
-    for families in Families::ALL {
-        let topology = Topology::new("reach")?;
-        let node = || topology.node_with(NodeOptions { families, ..NodeOptions::default() });
-        let (one, two) = (node()?, node()?);
-        one.route_to(&two)?;
-        two.route_to(&one)?;
-        let outside = topology.outside("outside", &one)?;
-        let (routed, bridged, far) = (one.pod("routed")?, one.bridged_pod("bridged")?, two.pod("far")?);
-        reachable(routed.netns(), bridged.netns(), bridged.ips())?;
-        reachable(bridged.netns(), routed.netns(), routed.ips())?;
-        reachable(routed.netns(), far.netns(), far.ips())?;
-        reachable(outside.netns(), routed.netns(), routed.ips())?;
-        reachable(one.netns(), bridged.netns(), bridged.ips())?;
-        reachable(routed.netns(), one.netns(), one.ips())?;
-        reachable(bridged.netns(), outside.netns(), outside.ips())?;
-        let hosts = [one.namespace(), outside.namespace(), routed.namespace(), bridged.namespace()];
-        for namespace in hosts {
-            let shown = namespace.ip_show(&["-4", "address", "show"])?;
-            assert_eq!(shown.trim().is_empty(), families == Families::Ipv6, "{}: {shown}", namespace.name());
-        }
-    }
-    Ok(())
-}
+use anyhow::Result;
+use lb_tests::topology::{PREFIX, RUN_ROOT, Topology, sweep};
 
 #[test]
 fn nothing_is_left() -> Result<()> {

@@ -1,4 +1,4 @@
-//! Services across nodes, each with an agent of its own: routed, through a VXLAN tunnel, and over a link without Ethernet.
+//! Services across nodes, each with an agent of its own: through a VXLAN tunnel, and over a link without Ethernet.
 
 use lb_tests::agent::{Agent, Endpoint, Manifest, Protocol, Service};
 use lb_tests::fixture::{serve, serve_at};
@@ -70,21 +70,6 @@ impl Pair {
             served(&format!("process on node {}", at + 1), self.nodes[at].netns(), &service);
         }
     }
-}
-
-#[test]
-fn pods_reach_backends_on_both_nodes() {
-    let pair = Pair::new("routed");
-    pair.nodes[0].route_to(&pair.nodes[1]).unwrap();
-    pair.nodes[1].route_to(&pair.nodes[0]).unwrap();
-    let mut agents = pair.agents();
-    pair.everyone_is_served();
-
-    // A pod that nobody attached to asks through the node's own links.
-    let [service, _] = pair.services();
-    agents.iter_mut().for_each(Agent::kill);
-    let orphan = pair.nodes[0].pod("orphan").unwrap();
-    served("pod without an agent", orphan.netns(), &service);
 }
 
 #[test]

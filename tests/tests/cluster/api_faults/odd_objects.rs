@@ -120,34 +120,6 @@ async fn what_a_real_server_takes_of_odd_objects_stops_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The e2e specification "should complete a service status lifecycle" makes it, and any user of a namespace can.
-#[tokio::test]
-async fn a_condition_without_a_time_stops_no_watch() -> Result<()> {
-    let server = ApiServer::start().await?;
-    let client = server.client().await?;
-    let objects = Objects::new(&client);
-    let mut source = WatchedSource::start(direct(&server.kubeconfig())).await?;
-    source.until("the lists", |snapshot| has(snapshot, "kubernetes")).await?;
-    objects.create_service("odd").await?;
-    let condition = json!({"type": "Odd", "status": "True", "reason": "R", "message": "m", "lastTransitionTime": null});
-    let change = json!({"status": {"conditions": [condition]}});
-    let path = "/api/v1/namespaces/default/services/odd";
-    let changed = ask(&client, "PATCH", &format!("{path}/status"), "application/merge-patch+json", &change).await?;
-    let changed = changed.context("the patch was refused")?;
-    assert_eq!(changed["status"]["conditions"][0]["lastTransitionTime"], Value::Null, "no odd object: {changed}");
-    let begin = Instant::now();
-    objects.create_service("next").await?;
-    source.until("the next change", |snapshot| has(snapshot, "next")).await?;
-    let took = begin.elapsed();
-    println!("the next change is known {took:.1?} after the odd event");
-    assert!(took <= LIMIT, "{took:?}");
-    let status = source.status();
-    assert_eq!((restarts(&status, "services", Restart::Cut), &status.last_error), (0, &None), "{status:#?}");
-    let snapshot = source.now()?;
-    assert!(has(&snapshot, "odd"), "it is served as any other");
-    Ok(())
-}
-
 /// Makes an odd object at a real server. `None`: the server refuses it.
 async fn offer(client: &Client, odd: &OddObject) -> Result<Option<String>> {
     let mut object = odd.object.clone();
