@@ -1,4 +1,4 @@
-//! Direct connections of a client outside work after service connections on the same port: both look the same to the backend. An entry left over
+//! Direct connections of an external client work after service connections on the same port: both look the same to the backend. An entry left over
 //! from a service connection must not rewrite a direct one's replies. `collisions` has the same for pods and processes.
 
 use std::net::SocketAddr;
