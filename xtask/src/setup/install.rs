@@ -15,9 +15,9 @@ use crate::process::{run_logged, say};
 use crate::toolchain::{DEBIAN_LLVM, Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, which};
 
-/// How crates' programs are built. They run for seconds: what the compiler would take to make them fast is more than that.
+/// How crates' programs are built. They run for seconds: what the compiler would take to make them fast is far more than that.
 const CARGO_PROFILE: [(&str, &str); 4] = [
-    ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"),
+    ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"),
     ("CARGO_PROFILE_RELEASE_LTO", "off"),
     ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
     ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
