@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use duct::cmd;
+use duct::{Expression, Handle, cmd};
 use object::{Object as _, ObjectSection as _};
 
 use crate::process::{run_shown, say};
@@ -96,25 +96,19 @@ fn tail_calls(code: &[u8]) -> usize {
 
 /// Builds the programs and the agent.
 pub fn build(workspace: &Workspace, toolchain: Toolchain, release: bool) -> Result<()> {
-    let object = workspace.object();
-    build_programs(workspace, toolchain, &workspace.root.join("lb-ebpf"), &target_of_the_programs(workspace), &object)?;
-    // With the features that the tests need, so that cargo compiles the library once for the agent and for them.
-    let how = if release { ["--profile", "release"] } else { ["-p", "lb-tests"] };
-    let words = ["build", "--locked", "-p", "lb-userspace", "--bin", "ballast"].into_iter().chain(how);
-    let command = cmd("cargo", words).env("BALLAST_EBPF_OBJECT", &object).dir(&workspace.root);
-    run_shown("building the agent", &clean_cargo_env(command))?;
-    say(&format!("agent: {}", workspace.agent(release).display()));
-    Ok(())
+    Build::Programs.run(workspace, toolchain)?;
+    Build::agent(release).run(workspace, toolchain)
 }
 
-/// What a command has to compile before it starts.
+/// What a command has to compile before it starts, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Build {
-    /// Programs and agent.
+    Programs,
     Agent,
-    /// Programs and optimised agent.
+    /// The agent with optimisation.
     Release,
-    Demo,
+    /// The agent and the demo, which plays on the topology of the tests, and so lives in their package.
+    Tour,
 }
 
 impl Build {
@@ -126,30 +120,47 @@ impl Build {
     /// About how long it takes: the first time all crates are compiled, later what changed.
     pub fn step(self, workspace: &Workspace) -> Step {
         let (name, seconds, again, product) = match self {
-            Self::Agent => ("eBPF programs and agent", 150, 10, workspace.agent(false)),
-            Self::Release => ("eBPF programs and optimised agent", 400, 60, workspace.agent(true)),
-            Self::Demo => ("demo", 60, 10, workspace.demo()),
+            Self::Programs => ("eBPF programs", 30, 5, workspace.object()),
+            Self::Agent => ("agent", 120, 10, workspace.agent(false)),
+            Self::Release => ("optimised agent", 370, 60, workspace.agent(true)),
+            Self::Tour => ("agent and demo", 150, 20, workspace.demo()),
         };
         let seconds = if product.exists() { again } else { seconds };
         Step { name: format!("compiling {name}"), estimate: Duration::from_secs(seconds) }
     }
 
     pub fn run(self, workspace: &Workspace, toolchain: Toolchain) -> Result<()> {
-        match self {
-            Self::Agent => build(workspace, toolchain, false),
-            Self::Release => build(workspace, toolchain, true),
-            Self::Demo => build_demo(workspace),
+        if self == Self::Programs {
+            let (source, target) = (workspace.root.join("lb-ebpf"), target_of_the_programs(workspace));
+            return build_programs(workspace, toolchain, &source, &target, &workspace.object());
         }
+        run_shown("building the agent", &self.command(workspace, &[]))?;
+        say(&format!("agent: {}", workspace.agent(self == Self::Release).display()));
+        Ok(())
     }
-}
 
-/// The demo plays on the same topology as the tests, and so lives in their package.
-fn build_demo(workspace: &Workspace) -> Result<()> {
-    let command = cmd!("cargo", "build", "--locked", "-p", "lb-tests", "--bin", "ballast-demo")
-        .env("BALLAST_EBPF_OBJECT", workspace.object())
-        .stdout_to_stderr()
-        .dir(&workspace.root);
-    run_shown("building the demo", &clean_cargo_env(command))
+    /// Begins to compile the crates below the agent, while other things are installed. The agent embeds the programs: until they are there
+    /// cargo ends before the agent itself.
+    pub fn begin(self, workspace: &Workspace) -> Result<Option<Handle>> {
+        if self == Self::Programs || workspace.object().exists() {
+            return Ok(None);
+        }
+        let command = self.command(workspace, &["--keep-going"]).stderr_to_stdout().unchecked();
+        command.stdout_path(workspace.logs()?.join("crates.log")).start().map(Some).context("starting cargo")
+    }
+
+    fn command(self, workspace: &Workspace, more: &[&str]) -> Expression {
+        // With the features that the tests need, so that cargo compiles the library once for the agent and for them.
+        let how: &[&str] = match self {
+            Self::Release => &["--profile", "release"],
+            Self::Tour => &["-p", "lb-tests", "--bin", "ballast-demo"],
+            _ => &["-p", "lb-tests"],
+        };
+        let words = ["build", "--locked", "-p", "lb-userspace", "--bin", "ballast"].iter().chain(how).chain(more);
+        let command = cmd("cargo", words).env("BALLAST_EBPF_OBJECT", workspace.object()).dir(&workspace.root);
+        // Standard output belongs to what the commands produce.
+        clean_cargo_env(command.stdout_to_stderr())
+    }
 }
 
 #[cfg(test)]

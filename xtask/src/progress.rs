@@ -24,15 +24,13 @@ pub struct Step {
 #[derive(Debug)]
 pub struct Progress {
     steps: Vec<Step>,
-    done: usize,
-    /// What the done steps took, and what was estimated for them.
-    took: Duration,
-    estimated: Duration,
+    /// What the done steps took.
+    times: Vec<Duration>,
 }
 
 impl Progress {
     pub fn new(steps: Vec<Step>) -> Self {
-        Self { steps, done: 0, took: Duration::ZERO, estimated: Duration::ZERO }
+        Self { steps, times: Vec::new() }
     }
 
     /// Runs the next step and shows it meanwhile. `quiet`: the step shows nothing of its own, so its time is shown.
@@ -40,14 +38,17 @@ impl Progress {
         say(&self.line(Duration::ZERO));
         let started = Instant::now();
         let outcome = if quiet { self.shown(started, work) } else { work() };
-        let (name, took) = (&self.steps[self.done].name, started.elapsed());
+        let (name, took) = (&self.steps[self.times.len()].name, started.elapsed());
         if outcome.is_ok() {
             say(&format!("{name}: done in {:.1} s", took.as_secs_f64()));
         }
-        self.estimated += self.steps[self.done].estimate;
-        self.took += took;
-        self.done += 1;
+        self.times.push(took);
         outcome
+    }
+
+    /// The steps that are done, and what they took.
+    pub fn done(&self) -> impl Iterator<Item = (&str, Duration)> {
+        self.steps.iter().map(|step| &*step.name).zip(self.times.iter().copied())
     }
 
     /// Shows the step's time while `work` runs.
@@ -78,31 +79,33 @@ impl Progress {
 
     /// `step 3 of 7: kube-apiserver, 35 s so far; about 4 min left in all`
     fn line(&self, elapsed: Duration) -> String {
-        let (number, all) = (self.done + 1, self.steps.len());
+        let (number, all) = (self.times.len() + 1, self.steps.len());
         let so_far = if elapsed.is_zero() { String::new() } else { format!(", {} s so far", elapsed.as_secs()) };
         let left = match self.this_step().checked_sub(elapsed) {
             Some(this) => format!("about {} left in all", about(this + self.later_steps())),
             None if number == all => "longer than estimated".to_owned(),
             None => format!("longer than estimated; about {} for the steps after it", about(self.later_steps())),
         };
-        format!("step {number} of {all}: {}{so_far}; {left}", self.steps[self.done].name)
+        format!("step {number} of {all}: {}{so_far}; {left}", self.steps[self.times.len()].name)
     }
 
     /// How long the running step takes in all, at the pace of the steps before it.
     fn this_step(&self) -> Duration {
-        self.steps[self.done].estimate.mul_f64(self.pace())
+        self.steps[self.times.len()].estimate.mul_f64(self.pace())
     }
 
     fn later_steps(&self) -> Duration {
-        let estimates: Duration = self.steps[self.done + 1..].iter().map(|step| step.estimate).sum();
+        let estimates: Duration = self.steps[self.times.len() + 1..].iter().map(|step| step.estimate).sum();
         estimates.mul_f64(self.pace())
     }
 
     fn pace(&self) -> f64 {
-        if self.estimated.is_zero() {
+        let estimated: Duration = self.steps[..self.times.len()].iter().map(|step| step.estimate).sum();
+        if estimated.is_zero() {
             return 1.0;
         }
-        (self.took.as_secs_f64() / self.estimated.as_secs_f64()).clamp(FACTOR[0], FACTOR[1])
+        let took: Duration = self.times.iter().sum();
+        (took.as_secs_f64() / estimated.as_secs_f64()).clamp(FACTOR[0], FACTOR[1])
     }
 }
 
@@ -127,11 +130,11 @@ mod tests {
     fn a_line_says_which_step_and_what_is_left() {
         let mut progress = steps();
         assert_eq!(progress.line(Duration::ZERO), "step 1 of 3: one; about 5 min left in all");
-        progress.done = 2;
+        progress.times = vec![Duration::from_secs(40), Duration::from_secs(200)];
         let line = progress.line(Duration::from_secs(50));
         assert_eq!(line, "step 3 of 3: three, 50 s so far; about 10 s left in all");
         assert_eq!(progress.line(Duration::from_secs(500)), "step 3 of 3: three, 500 s so far; longer than estimated");
-        progress.done = 1;
+        progress.times.pop();
         let late = progress.line(Duration::from_secs(500));
         assert!(late.ends_with("longer than estimated; about 60 s for the steps after it"), "{late}");
     }
@@ -140,10 +143,10 @@ mod tests {
     fn a_slow_machine_makes_the_rest_longer() {
         let mut progress = steps();
         progress.step(true, || Ok(())).expect("does nothing");
-        assert_eq!(progress.done, 1);
-        progress.took = Duration::from_secs(80);
+        assert_eq!(progress.done().map(|(name, _)| name).collect::<Vec<_>>(), ["one"]);
+        progress.times[0] = Duration::from_secs(80);
         assert_eq!((progress.this_step(), progress.later_steps()), (Duration::from_secs(400), Duration::from_mins(2)));
-        progress.took = Duration::ZERO;
+        progress.times[0] = Duration::ZERO;
         assert_eq!((progress.this_step(), progress.later_steps()), (Duration::from_mins(1), Duration::from_secs(18)));
     }
 

@@ -41,11 +41,11 @@ pub enum Level {
 
 /// Makes sure that all of `level` is there; returns the toolchain for the programs.
 pub fn setup(workspace: &Workspace, level: Level) -> Result<Toolchain> {
-    setup_and_build(workspace, level, &[])
+    setup_and_build(workspace, level, &[]).map(|(toolchain, _)| toolchain)
 }
 
-/// Makes sure that all of `level` is there, then builds; shows how far it is with both.
-pub fn setup_and_build(workspace: &Workspace, level: Level, builds: &[Build]) -> Result<Toolchain> {
+/// Makes sure that all of `level` is there, then builds; shows how far it is with both. Crates compile while tools are installed.
+pub fn setup_and_build(workspace: &Workspace, level: Level, builds: &[Build]) -> Result<(Toolchain, Progress)> {
     let facts = Facts::gather();
     let toolchain = choose(facts)?;
     say(&format!("eBPF toolchain: {}", toolchain.describe()));
@@ -60,11 +60,17 @@ pub fn setup_and_build(workspace: &Workspace, level: Level, builds: &[Build]) ->
     let mut steps = missing.steps();
     steps.extend(builds.iter().map(|build| build.step(workspace)));
     let mut progress = Progress::new(steps);
+    let mut begun = builds.last().map(|build| build.begin(workspace)).transpose()?.flatten();
     missing.install(workspace, toolchain, &mut progress)?;
     for build in builds {
-        progress.step(false, || build.run(workspace, toolchain))?;
+        progress.step(false, || {
+            if let Some(begun) = begun.take_if(|_| *build != Build::Programs) {
+                begun.wait().context("compiling crates")?;
+            }
+            build.run(workspace, toolchain)
+        })?;
     }
-    Ok(toolchain)
+    Ok((toolchain, progress))
 }
 
 /// Makes sure that cargo-deny is there. It takes minutes to build and nothing else waits for it: the ladder builds it beside its
