@@ -26,6 +26,11 @@ const PACKAGES: [&str; 9] = [
 /// Tests of the agent that need what user-mode emulation has not: `NETLINK_SOCK_DIAG`.
 const LEFT_OUT: &str = "sockets::holders::tests::listeners_and_unconnected_sockets_are_found_and_no_others";
 
+/// Whether the standard library for it is there, or can be had.
+pub fn is_possible() -> bool {
+    has_target(TARGET)
+}
+
 /// Builds the agent with the workspace's programs, runs it, and hands the commands of the tests to `count`.
 pub fn run(workspace: &Workspace, mut count: impl FnMut(&Expression) -> Result<Tally>) -> Result<Tally> {
     setup::arm64(workspace)?;

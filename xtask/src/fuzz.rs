@@ -40,6 +40,11 @@ pub struct FuzzArgs {
     target: Option<String>,
 }
 
+/// Runs the fuzzer on all targets.
+pub fn run_all(workspace: &Workspace, minutes: u32) -> Result<()> {
+    run(workspace, &FuzzArgs { minutes, target: None })
+}
+
 /// Runs the fuzzer. An input that breaks a rule is kept in the target's corpus, where the plain tests meet it, too.
 pub fn run(workspace: &Workspace, args: &FuzzArgs) -> Result<()> {
     let has_nightly = cmd!("rustc", "+nightly", "--version").stdout_null().stderr_null().run().is_ok();

@@ -59,6 +59,9 @@ enum Command {
     Run(run::RunArgs),
     /// Run every test: format, lints, unit, packets, namespaces, a real API server, mutations, the demo.
     Test(test::TestArgs),
+    /// Run one rung of the ladder, as `test` asks for.
+    #[command(hide = true)]
+    Rung(test::RungArgs),
     /// Check format, lints and the crates' licences and sources.
     Lint {
         /// Look for advisories against the crates, too (needs the network).
@@ -106,10 +109,11 @@ fn dispatch(cli: &Cli) -> Result<()> {
             setup::mutants(&workspace)
         }
         Command::Build { release } => {
-            setup::setup_and_build(&workspace, Level::Build, &[Build::agent(*release)]).map(|_| ())
+            setup::setup_and_build(&workspace, Level::Build, &[Build::Programs, Build::agent(*release)]).map(|_| ())
         }
         Command::Run(args) => run::run(&workspace, args),
         Command::Test(args) => test::run(&workspace, args),
+        Command::Rung(args) => test::run_rung(&workspace, args),
         Command::Lint { advisories } => run_lint(&workspace, *advisories),
         Command::Mutate(args) => mutate::run(&workspace, args),
         Command::Image(args) => image::run(&workspace, args),

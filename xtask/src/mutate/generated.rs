@@ -52,6 +52,9 @@ const SAMPLE_TESTS: [&str; 2] = ["--lib", "--test=rules"];
 /// Mutants of the sample that the ladder tries: about four seconds each.
 const PART: usize = 8;
 
+/// Parts of all mutations in the long form of the ladder: each takes about an hour.
+const PARTS: usize = 56;
+
 /// No further mutant of the sample is tried after this.
 const SAMPLE_TIME: Duration = Duration::from_secs(35);
 
@@ -106,7 +109,23 @@ pub struct Part {
     of: usize,
 }
 
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-of-{}", self.index + 1, self.of)
+    }
+}
+
 impl Part {
+    /// The parts of the long form of the ladder.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..PARTS).map(|index| Self { index, of: PARTS })
+    }
+
+    /// What is in it of these.
+    pub fn of<T>(self, all: impl Iterator<Item = T>) -> Vec<T> {
+        all.skip(self.index).step_by(self.of).collect()
+    }
+
     /// Reads `K/N`, where K is at least 1 and at most N.
     pub fn parse(text: &str) -> Result<Self> {
         let numbers = text.split_once('/').and_then(|(number, of)| Some((number.parse().ok()?, of.parse().ok()?)));

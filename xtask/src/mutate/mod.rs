@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 pub use self::checkout::{Checkout, remove};
-use self::generated::Part;
+pub use self::generated::Part;
 pub use self::table::{Mutation, read as read_table};
 use crate::compile;
 use crate::process::say;
@@ -138,6 +138,15 @@ pub fn run_share(workspace: &Workspace, toolchain: Toolchain, built: &Built) -> 
         tally += sample.unwrap_or_else(|error| Tally::one(&format!("mutants of cargo-mutants: {error:#}"), false));
         Ok(tally)
     })
+}
+
+/// Tries a part of all mutations, seeded ones and those of cargo-mutants.
+pub fn run_part(workspace: &Workspace, toolchain: Toolchain, built: &Built, part: Part) -> Result<Tally> {
+    host::check_unmutated(workspace)?;
+    let seeded = part.of(read(workspace)?.into_iter());
+    let mut tally = run_seeded(workspace, toolchain, built, &seeded, None);
+    tally += generated::run_all(workspace, None, Some(part), None)?;
+    Ok(tally)
 }
 
 /// The binaries that judge these mutations.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use duct::{Expression, cmd};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::test_environment;
@@ -41,7 +42,7 @@ fn listed(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Where cargo put each binary.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Built(BTreeMap<String, PathBuf>);
 
 impl Built {

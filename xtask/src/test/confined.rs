@@ -5,24 +5,10 @@ use std::path::PathBuf;
 use anyhow::Result;
 use duct::{Expression, cmd};
 
-use super::binaries::Module;
 use super::test_environment;
 use crate::image::binary::{self, Profile};
 use crate::process::{run_shown, say};
 use crate::workspace::Workspace;
-
-/// The modules that the whole ladder runs like this only, and the names of these rungs.
-const RUNGS: [(&str, &str); 4] = [
-    ("agent_life", "confined_agent_life"),
-    ("drain", "confined_drain"),
-    ("fleet", "confined_fleet"),
-    ("kube_agent", "confined_kube_agent"),
-];
-
-/// The name of the rung in which this module runs confined.
-pub fn rung(module: &Module) -> Option<&'static str> {
-    RUNGS.into_iter().find(|(name, _)| *name == module.name).map(|(_, rung)| rung)
-}
 
 /// The static agent, and the program that takes all other rights from it.
 #[derive(Clone, Debug)]
@@ -32,9 +18,9 @@ pub struct Confined {
 }
 
 impl Confined {
-    /// Builds both.
-    pub fn build(workspace: &Workspace, profile: Profile) -> Result<Self> {
-        let agent = binary::build(workspace, profile)?;
+    /// Builds both; the agent as it is released, or as fast as can be.
+    pub fn build(workspace: &Workspace, is_released: bool) -> Result<Self> {
+        let agent = binary::build(workspace, if is_released { Profile::Release } else { Profile::Confined })?;
         say("building the launcher of the confined agent");
         let build = cmd!("cargo", "build", "--locked", "-p", "lb-tests", "--bin", "ballast-confined");
         let build = build.stdout_to_stderr().dir(&workspace.root);

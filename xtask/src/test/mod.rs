@@ -1,16 +1,20 @@
-//! `cargo xtask test`: every rung of the ladder, cheapest first.
+//! `cargo xtask test`: the ladder of all tests, in a short form for each change and a long one for what takes hours.
 
 mod binaries;
 #[cfg(test)]
 mod book_tests;
 mod confined;
+mod results;
 mod rung;
 mod stall;
 mod tally;
+mod work;
 
+use std::collections::{BTreeSet, VecDeque};
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -18,33 +22,45 @@ use duct::{Expression, cmd};
 
 pub use binaries::{Built, Module, executable, modules, tests_of_module};
 pub use tally::Tally;
-use tally::ended_test;
+pub use work::{RungArgs, run as run_rung};
 
 use binaries::BINARIES;
-use confined::Confined;
-use rung::{Lane, Rung, ladder, level, longest_first, select};
+use results::{Outcome, Source, keep, kept};
+use rung::{Lane, Rung, ladder, select};
 use stall::Running;
+use work::Measured;
 
 use crate::compile::Build;
-use crate::image::binary::Profile;
+use crate::edited;
 use crate::process::{run_unseen, run_watched, say};
-use crate::setup::{self, Level, setup_and_build};
-use crate::toolchain::{Toolchain, clean_cargo_env};
+use crate::setup::{Level, setup_and_build};
+use crate::toolchain::clean_cargo_env;
 use crate::workspace::{Workspace, is_root};
-use crate::{arm64, edited, lint, mutate, vm};
+
+/// The variables that tests read: the form, and the seed of random tests.
+const FORM: &str = "BALLAST_FORM";
+const SEED: &str = "BALLAST_TEST_SEED";
+
+/// So many rungs with networks run at a time: they mostly wait, or have the kernel verify programs.
+const NETWORK_LANES: u32 = 3;
 
 /// `cargo xtask test`
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub struct TestArgs {
-    /// Run only these rungs (repeatable): format, lint, deny, book, unit, harness, kernels, guests, arm64, mutations, demo, or a module of a test binary of `tests/`.
+    /// Run only these rungs (repeatable); `--list` names them, and `--rung drain` takes the plain agent where the ladder has `confined_drain`.
     #[arg(long = "rung", value_name = "NAME")]
     rungs: Vec<String>,
     /// Run what a change most often breaks: format, unit and, as root, the rungs that are quick. At most two minutes.
-    #[arg(long, conflicts_with = "rungs")]
+    #[arg(long, conflicts_with_all = ["rungs", "long"])]
     quick: bool,
-    /// The confined rungs run the agent as it is released, which takes minutes to compile.
+    /// The long form: every case, all mutations, all guests. It takes hours, and goes on where it stopped: a rung that passed is not run
+    /// again on the same files.
     #[arg(long)]
-    released: bool,
+    long: bool,
+    /// Run again what passed in the long form.
+    #[arg(long, requires = "long")]
+    again: bool,
     /// List the rungs and exit.
     #[arg(long)]
     list: bool,
@@ -53,45 +69,36 @@ pub struct TestArgs {
     filter: Option<String>,
 }
 
-/// So many rungs with networks run at a time.
-const NETWORK_LANES: usize = 3;
-
-/// So many of the slowest tests are named at the end: they are where the ladder's time can be saved.
-const SLOWEST: usize = 12;
-
-/// What became of a rung.
-struct Outcome {
-    rung: String,
-    tally: Tally,
-    time: Duration,
+/// The name of a form, as [`FORM`] has it.
+fn form(is_long: bool) -> &'static str {
+    if is_long { "long" } else { "short" }
 }
 
 /// What all rungs share.
 struct Run<'a> {
     workspace: &'a Workspace,
-    toolchain: Toolchain,
-    built: Built,
-    /// Built if one of the rungs needs it.
-    confined: Option<Confined>,
-    filter: Option<&'a str>,
+    args: &'a TestArgs,
+    /// Tells the results of this run from those of others.
+    id: String,
+    seed: u64,
+    source: Source,
+    started: Instant,
+    /// The rungs of the whole ladder; none if only some of them run.
+    expected: BTreeSet<String>,
     running: Running,
-}
-
-/// Whether rungs of any length are asked for: the long emulated ones, or the long forms of tests.
-fn is_open_ended(rungs: &[Rung]) -> bool {
-    std::env::var_os("BALLAST_STEPS").is_some() || rungs.iter().any(|rung| matches!(rung, Rung::Guests | Rung::Arm64))
+    outcomes: Mutex<Vec<Outcome>>,
 }
 
 /// Runs the ladder; fails if anything did.
 pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
-    let mut rungs = select(ladder(workspace)?, args)?;
+    let mut rungs = select(ladder(&workspace.root, args.long)?, args)?;
     if args.quick && !is_root() {
         say("not root: the rungs that load programs are left out");
         rungs.retain(|rung| !rung.needs_root());
     }
     if args.list {
         for rung in &rungs {
-            println!("{}", rung.name());
+            println!("{}", rung.name);
         }
         return Ok(());
     }
@@ -101,20 +108,42 @@ pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
              `cargo xtask test --quick` runs what needs no root"
         );
     }
-    let started = Instant::now();
-    let toolchain = setup_and_build(workspace, level(&rungs), &[Build::Agent])?;
-    let binaries: Vec<&str> =
-        BINARIES.into_iter().filter(|binary| rungs.iter().any(|rung| rung.binaries().contains(binary))).collect();
-    let built = Built::build(workspace, &binaries)?;
-    let profile = if args.released { Profile::Release } else { Profile::Confined };
-    let needs_confined = rungs.iter().any(|rung| matches!(rung, Rung::Confined(..)));
-    let confined = needs_confined.then(|| Confined::build(workspace, profile)).transpose()?;
-    let prepared = started.elapsed();
-    let running = Running::default();
-    let _watch = (!is_open_ended(&rungs)).then(|| running.watch());
-    let outcomes =
-        climb(&Run { workspace, toolchain, built, confined, filter: args.filter.as_deref(), running }, &rungs);
-    summary(prepared, &outcomes)
+    let seed = match std::env::var(SEED) {
+        Ok(seed) => seed.parse().with_context(|| format!("{SEED}={seed} is no number"))?,
+        // Tests count up from it, and have room to do so.
+        Err(_) => RandomState::new().hash_one(std::process::id()) >> 16,
+    };
+    let is_whole = args.rungs.is_empty() && !args.quick;
+    let run = Run {
+        workspace,
+        args,
+        id: seed.to_string(),
+        seed,
+        source: Source::of(workspace),
+        started: Instant::now(),
+        expected: rungs.iter().filter(|_| is_whole).map(|rung| rung.name.clone()).collect(),
+        running: Running::default(),
+        outcomes: Mutex::default(),
+    };
+    run.report(&[])?;
+    setup_and_build(
+        workspace,
+        rungs.iter().map(Rung::level).max().unwrap_or(Level::Run),
+        &[Build::Programs, Build::Agent],
+    )?;
+    let is_needed = |binary: &&str| rungs.iter().any(|rung| rung.binaries().contains(binary));
+    let binaries: Vec<&str> = BINARIES.into_iter().filter(is_needed).collect();
+    keep(workspace, "built", &run.id, &Built::build(workspace, &binaries)?)?;
+    let prepared = run.started.elapsed().as_secs_f64();
+    let watch = (!args.long).then(|| run.running.watch());
+    run.climb(&rungs);
+    drop(watch);
+    let outcomes = run.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+    let total = results::summary(prepared, &outcomes, seed, args.long);
+    if total.failed > 0 {
+        bail!("{} of {} tests failed", total.failed, total.passed + total.failed);
+    }
+    Ok(())
 }
 
 /// Writes the pages of the book that are generated from code: the tests that compare them do it.
@@ -122,7 +151,7 @@ pub fn write_pages(workspace: &Workspace) -> Result<()> {
     if !is_root() {
         bail!("a page lists what a running agent exposes: run `sudo -E cargo xtask reference`");
     }
-    setup_and_build(workspace, Level::Run, &[Build::Agent])?;
+    setup_and_build(workspace, Level::Run, &[Build::Programs, Build::Agent])?;
     let built = Built::build(workspace, &["namespaces"])?;
     let running = Module { binary: "namespaces", name: "reference".to_owned() };
     let commands = [
@@ -138,125 +167,93 @@ pub fn write_pages(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Runs the rungs: the cheapest alone, then those with networks, some at a time, beside those without. Networks mostly wait, or have the
-/// kernel verify programs; each has names, folders and control groups of its own.
-fn climb(run: &Run<'_>, rungs: &[Rung]) -> Vec<Outcome> {
-    let of = |lane: Lane| rungs.iter().filter(move |rung| rung.lane() == lane);
-    let mut outcomes: Vec<Outcome> = of(Lane::Before).map(|rung| run.one(rung, Show::Live)).collect();
-    let side_by_side = rungs.iter().filter(|rung| rung.lane() != Lane::Before);
-    if side_by_side.clone().count() < 2 {
-        outcomes.extend(side_by_side.map(|rung| run.one(rung, Show::Live)));
-        return outcomes;
-    }
-    let networks = Mutex::new(longest_first(of(Lane::Networks)));
-    let next = || networks.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    let in_turn = || std::iter::from_fn(next).map(|rung| run.one(rung, Show::AtTheEnd)).collect::<Vec<_>>();
-    let all_of = |lane| of(lane).map(|rung| run.one(rung, Show::AtTheEnd)).collect::<Vec<_>>();
-    std::thread::scope(|scope| {
-        let mut lanes: Vec<_> = (0..NETWORK_LANES).map(|_| scope.spawn(in_turn)).collect();
-        lanes.extend([Lane::Beside, Lane::Background].map(|lane| scope.spawn(move || all_of(lane))));
-        for lane in lanes {
-            outcomes.extend(lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        }
-    });
-    outcomes
-}
-
-/// When the output of a rung is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Show {
-    Live,
-    /// All at once, since another rung writes meanwhile.
-    AtTheEnd,
-}
-
 impl Run<'_> {
-    fn one(&self, rung: &Rung, show: Show) -> Outcome {
-        say(&format!("rung {}", rung.name()));
-        self.running.begin(rung.name());
-        let started = Instant::now();
-        let mut tally =
-            self.tally(rung, show).unwrap_or_else(|error| Tally::one(&format!("{}: {error:#}", rung.name()), false));
-        if tally.passed + tally.failed == 0 {
-            tally = Tally::one(&format!("{}: ran no test", rung.name()), false);
+    /// Runs the rungs: some with networks at a time beside those without. Each has names, folders and control groups of its own.
+    fn climb(&self, rungs: &[Rung]) {
+        let of = |lane| Mutex::new(rungs.iter().filter(|rung| rung.lane == lane).collect::<VecDeque<_>>());
+        let (first, side_by_side): (Vec<_>, Vec<_>) = rungs.iter().partition(|rung| rung.lane == Lane::First);
+        for rung in first {
+            self.one(rung, true);
         }
-        self.running.end(rung.name());
-        let outcome = Outcome { rung: rung.name().to_owned(), tally, time: started.elapsed() };
-        say(&format!("rung {}: {} in {:.1} s", outcome.rung, outcome.tally.line(), outcome.time.as_secs_f64()));
-        outcome
+        let is_shown = side_by_side.len() < 2;
+        let [networks, beside, background] = [Lane::Networks, Lane::Beside, Lane::Background].map(of);
+        let in_turn = |lane: &Mutex<VecDeque<&Rung>>| {
+            let next = || lane.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            std::iter::from_fn(next).for_each(|rung| self.one(rung, is_shown));
+        };
+        std::thread::scope(|scope| {
+            let lanes = (0..NETWORK_LANES).map(|_| &networks).chain([&beside, &background]);
+            lanes.for_each(|lane| _ = scope.spawn(move || in_turn(lane)));
+        });
     }
 
-    fn tally(&self, rung: &Rung, show: Show) -> Result<Tally> {
-        let workspace = self.workspace;
-        let cargo = |command: &Expression| count_tests(workspace, rung.name(), command, show, &self.running);
-        match rung {
-            Rung::Format => checks(&lint::format_checks(workspace)),
-            Rung::Lint => checks(&lint::lint_checks(workspace)),
-            Rung::Deny => setup::crate_rules(workspace).and_then(|()| checks(&[lint::crate_check(workspace)])),
-            Rung::Book => setup::book(workspace).and_then(|()| checks(&[lint::book_check(workspace)])),
-            Rung::Unit => cargo(&cmd!("cargo", "test", "--locked", "--no-fail-fast").dir(&workspace.root)),
-            Rung::Harness => cargo(
-                &cmd!(
-                    "cargo", "test", "--locked", "-p", "lb-tests", "-p", "lb-bench", "-p", "lb-load", "--lib", "--bins"
-                )
-                .dir(&workspace.root),
-            ),
-            Rung::Module(module) => cargo(&self.built.command(workspace, module, self.filter)?),
-            Rung::Confined(name, module) => {
-                let confined = self.confined.as_ref().with_context(|| format!("{name} was not prepared"))?;
-                cargo(&confined.with(&self.built.command(workspace, module, self.filter)?))
+    /// Runs a rung in a process of its own. `is_shown`: line by line; else at its end, since another rung writes meanwhile.
+    fn one(&self, rung: &Rung, is_shown: bool) {
+        let outcome = self.passed_before(rung).unwrap_or_else(|| {
+            say(&format!("rung {}", rung.name));
+            self.running.begin(&rung.name);
+            let started = Instant::now();
+            let measured = self.measured(rung, is_shown);
+            self.running.end(&rung.name);
+            let (tally, processors) =
+                measured.unwrap_or_else(|error| (Tally::one(&format!("{}: {error:#}", rung.name), false), 0.0));
+            let seconds = started.elapsed().as_secs_f64();
+            let (name, budget) = (rung.name.clone(), rung.budget(self.args.long));
+            let outcome = Outcome { name, budget, seconds, cpu: processors / seconds, tally };
+            say(&format!("rung {}: {} in {seconds:.1} s", rung.name, outcome.tally.line()));
+            if !outcome.passed() {
+                say(&format!("again: {}", outcome.repeat(self.seed, self.args.long)));
             }
-            Rung::Kernels => guests(workspace, &vm::SHORT, show),
-            Rung::Guests => guests(workspace, &vm::LONG, show),
-            Rung::Arm64 => arm64::run(workspace, cargo),
-            Rung::Mutations => mutate::run_share(workspace, self.toolchain, &self.built),
-            Rung::Demo => demo(),
+            outcome
+        });
+        let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        outcomes.push(outcome);
+        if let Err(error) = self.report(&outcomes) {
+            say(&format!("{error:#}"));
         }
     }
-}
 
-/// Runs a command that prints as libtest does, with the environment that the tests expect, and counts.
-fn count_tests(
-    workspace: &Workspace,
-    name: &str,
-    command: &Expression,
-    show: Show,
-    running: &Running,
-) -> Result<Tally> {
-    let command = test_environment(workspace, command, &workspace.object());
-    let mut tally = Tally::default();
-    let mut since = Instant::now();
-    let mut read = |line: &str| {
-        tally.read_line(line);
-        running.line(name, line);
-        if let Some(test) = ended_test(line) {
-            tally.times.push((std::mem::replace(&mut since, Instant::now()).elapsed(), test.to_owned()));
-        }
-    };
-    let succeeded = match show {
-        Show::Live => run_watched(name, &command, read)?,
-        Show::AtTheEnd => {
+    fn passed_before(&self, rung: &Rung) -> Option<Outcome> {
+        let TestArgs { long: true, again: false, filter: None, .. } = self.args else { return None };
+        let outcome: Outcome = kept(self.workspace, &format!("long-{}", rung.name), &self.source.tree)?;
+        say(&format!("rung {} passed before, on the same files; `--again` runs it again", rung.name));
+        Some(outcome)
+    }
+
+    fn measured(&self, rung: &Rung, is_shown: bool) -> Result<Measured> {
+        let xtask = std::env::current_exe().context("the path of xtask itself")?;
+        let filter = self.args.filter.iter().flat_map(|filter| ["--", filter]);
+        let words = ["rung", &rung.name, "--run", &self.id].into_iter().chain(filter);
+        let command = cmd(xtask, words).env(FORM, form(self.args.long)).env(SEED, self.seed.to_string());
+        if is_shown {
+            run_watched(&rung.name, &command, |line| self.running.line(&rung.name, line))?;
+        } else {
             let mut lines = Vec::new();
-            let succeeded = run_unseen(name, &command, |line| {
-                read(line);
+            run_unseen(&rung.name, &command, |line| {
+                self.running.line(&rung.name, line);
                 lines.push(line.to_owned());
             })?;
             println!("{}", lines.join("\n"));
-            succeeded
         }
-    };
-    tally.close(name, succeeded);
-    Ok(tally)
-}
+        kept(self.workspace, &format!("rung-{}", rung.name), &self.id).context("it did not end")
+    }
 
-fn guests(workspace: &Workspace, subjects: &[vm::Subject<'_>], show: Show) -> Result<Tally> {
-    let mut lines = Vec::new();
-    let tally = vm::run_all(workspace, subjects, |line| match show {
-        Show::Live => println!("{line}"),
-        Show::AtTheEnd => lines.push(line.to_owned()),
-    });
-    println!("{}", lines.join("\n"));
-    tally
+    /// Writes `target/ladder.json`, and keeps what passed in the long form.
+    fn report(&self, outcomes: &[Outcome]) -> Result<()> {
+        if let Some(last) = outcomes.last()
+            && self.args.long
+            && self.args.filter.is_none()
+            && last.passed()
+            && !self.source.tree.is_empty()
+        {
+            keep(self.workspace, &format!("long-{}", last.name), &self.source.tree, last)?;
+        }
+        if self.expected.is_empty() {
+            return Ok(());
+        }
+        let seconds = self.started.elapsed().as_secs_f64();
+        results::report(self.workspace, &self.source, self.args.long, seconds, &self.expected, outcomes)
+    }
 }
 
 /// The module that a rung of this name runs.
@@ -303,52 +300,13 @@ fn test_environment(workspace: &Workspace, command: &Expression, object: &Path) 
     clean_cargo_env(command)
 }
 
-fn checks(checks: &[lint::Check]) -> Result<Tally> {
-    let failed = lint::run(checks)?;
-    let mut tally = Tally::default();
-    for check in checks {
-        tally += Tally::one(check.name, !failed.contains(&check.name));
+#[cfg(test)]
+impl TestArgs {
+    /// As the command line has them.
+    fn of(arguments: &[&str]) -> Self {
+        use clap::Parser as _;
+        let words = ["xtask", "test"].into_iter().chain(arguments.iter().copied());
+        let crate::Command::Test(args) = crate::Cli::parse_from(words).command else { panic!("another command") };
+        args
     }
-    Ok(tally)
-}
-
-/// The tour in a process of its own: it must clean up after itself whatever happens here.
-fn demo() -> Result<Tally> {
-    let xtask = std::env::current_exe().context("the path of xtask itself")?;
-    let mut tally = Tally::default();
-    let succeeded = run_watched("demo", &cmd!(xtask, "run", "--once"), |line| {
-        if let Some(step) = line.strip_prefix("ok   ") {
-            tally += Tally::one(step, true);
-        } else if let Some(step) = line.strip_prefix("FAIL ") {
-            tally += Tally::one(step, false);
-        }
-    })?;
-    tally.close("demo", succeeded);
-    Ok(tally)
-}
-
-fn summary(prepared: Duration, outcomes: &[Outcome]) -> Result<()> {
-    println!("\n{:<16} {:>8} {:>7} {:>9}", "rung", "passed", "failed", "seconds");
-    println!("{:<16} {:>8} {:>7} {:>9.1}", "setup and build", "", "", prepared.as_secs_f64());
-    let mut total = Tally::default();
-    for Outcome { rung, tally, time } in outcomes {
-        println!("{rung:<16} {:>8} {:>7} {:>9.1}", tally.passed, tally.failed, time.as_secs_f64());
-        total += tally.clone();
-    }
-    if total.failed > 0 {
-        println!("\nfailed:");
-        for name in &total.failures {
-            println!("  {name}");
-        }
-    }
-    total.times.sort_unstable_by(|one, other| other.cmp(one));
-    println!("\nslowest tests:");
-    for (time, name) in total.times.iter().take(SLOWEST) {
-        println!("{:>9.1}  {name}", time.as_secs_f64());
-    }
-    println!("\n{}", total.line());
-    if total.failed > 0 {
-        bail!("{} of {} tests failed", total.failed, total.passed + total.failed);
-    }
-    Ok(())
 }

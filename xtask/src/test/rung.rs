@@ -1,263 +1,204 @@
 //! The rungs of the ladder: what there is, what is asked for, and what may run at the same time.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
+use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
 
+use super::TestArgs;
 use super::binaries::{Module, modules};
-use super::{TestArgs, confined};
-use crate::mutate;
 use crate::setup::Level;
-use crate::workspace::Workspace;
+use crate::{arm64, mutate};
 
-/// A step of the ladder.
+/// Each rung with its lane and its seconds in the short form and in the long one.
+const TABLE: &str = include_str!("ladder.toml");
+
+/// Rungs that are no module of a test binary; see `work`.
+const STEPS: [&str; 11] =
+    ["format", "lint", "unit", "harness", "kernels", "arm64", "fuzz", "demo", "mutations", "deny", "book"];
+/// The steps that need root.
+const OF_ROOT: [&str; 3] = ["kernels", "demo", "mutations"];
+
+/// The name of a rung that runs a module with the agent as it is deployed begins so.
+const CONFINED: &str = "confined_";
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    quick: Vec<String>,
+    first: Lines,
+    networks: Lines,
+    beside: Lines,
+    background: Lines,
+}
+
+type Lines = BTreeMap<String, [u32; 2]>;
+
+/// What runs at the same time; the table says why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lane {
+    First,
+    Networks,
+    Beside,
+    Background,
+}
+
+/// A rung of the ladder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rung {
-    Format,
-    Lint,
-    /// The rules for crates. Its tool takes minutes to build the first time, so it runs beside the tests.
-    Deny,
-    /// The book as its readers get it. Its tool is built beside the tests, too.
-    Book,
-    /// Unit and property tests: no root, no BPF tools, no cluster.
-    Unit,
-    /// Unit tests of what the integration tests, the demo and the bench are built from.
-    Harness,
-    /// A module of a test binary of the `tests` package: root, real programs.
-    Module(Module),
-    /// A module of a test binary with the agent as it is deployed, under this name.
-    Confined(&'static str, Module),
-    /// Every program, few packets and one agent on each other kernel, in virtual machines.
-    Kernels,
-    /// All subjects of the guests: takes very long.
-    Guests,
-    /// The agent and unit tests for arm64, emulated.
-    Arm64,
-    Mutations,
-    /// The tour of `cargo xtask run --once`: each of its steps counts.
-    Demo,
+pub struct Rung {
+    pub name: String,
+    pub lane: Lane,
+    /// Seconds that it may take in the short form and in the long one; 0: it is no part of this form.
+    budget: [u32; 2],
+    /// The module of tests that it runs.
+    pub module: Option<Module>,
+    /// Whether it runs with the agent as it is deployed.
+    pub is_confined: bool,
+    is_quick: bool,
 }
 
 impl Rung {
-    pub fn name(&self) -> &str {
-        match self {
-            Self::Format => "format",
-            Self::Lint => "lint",
-            Self::Deny => "deny",
-            Self::Book => "book",
-            Self::Unit => "unit",
-            Self::Harness => "harness",
-            Self::Module(module) => &module.name,
-            Self::Confined(name, _) => name,
-            Self::Kernels => "kernels",
-            Self::Guests => "guests",
-            Self::Arm64 => "arm64",
-            Self::Mutations => "mutations",
-            Self::Demo => "demo",
-        }
-    }
-
-    /// Which of the lanes it runs in, beside the other one.
-    pub fn lane(&self) -> Lane {
-        match self {
-            Self::Format | Self::Lint | Self::Unit | Self::Harness | Self::Kernels | Self::Guests | Self::Arm64 => {
-                Lane::Before
-            }
-            Self::Module(module) if WAITING.contains(&module.name.as_str()) => Lane::Beside,
-            Self::Mutations => Lane::Beside,
-            Self::Deny | Self::Book => Lane::Background,
-            Self::Module(_) | Self::Confined(..) | Self::Demo => Lane::Networks,
-        }
+    pub fn budget(&self, is_long: bool) -> u32 {
+        self.budget[usize::from(is_long)]
     }
 
     pub fn needs_root(&self) -> bool {
-        self.is_on_guests() || !matches!(self.lane(), Lane::Before | Lane::Background)
-    }
-
-    /// Whether it boots virtual machines.
-    fn is_on_guests(&self) -> bool {
-        matches!(self, Self::Kernels | Self::Guests)
+        self.module.is_some() || OF_ROOT.contains(&&*self.name)
     }
 
     /// The binaries whose tests it runs.
     pub fn binaries(&self) -> &[&'static str] {
-        match self {
-            Self::Module(module) | Self::Confined(_, module) => std::slice::from_ref(&module.binary),
+        match &self.module {
+            Some(module) => std::slice::from_ref(&module.binary),
             // Built before the ladder runs: while cargo links a binary anew, other rungs would not find it.
-            Self::Mutations => &mutate::JUDGES,
-            _ => &[],
+            None if self.name == "mutations" => &mutate::JUDGES,
+            None => &[],
         }
     }
 
-    /// The module of tests that it runs.
-    pub fn module(&self) -> Option<&Module> {
-        match self {
-            Self::Module(module) | Self::Confined(_, module) => Some(module),
-            _ => None,
+    /// What must be installed for it.
+    pub fn level(&self) -> Level {
+        match &self.module {
+            Some(module) if module.binary == "cluster" => Level::Test,
+            None if self.name == "kernels" => Level::Guests,
+            None if self.name == "mutations" => Level::Test,
+            _ => Level::Run,
         }
     }
 }
 
-/// What runs at the same time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
-    /// Compiles or emulates, and uses all processors by itself: alone.
-    Before,
-    /// Makes networks and waits for packets: some at a time.
-    Networks,
-    /// Makes none. It computes, or waits for silences: it takes a processor that the networks leave idle.
-    Beside,
-    /// Builds a tool at the lowest priority the first time, which takes minutes: nothing waits for it.
-    Background,
-}
-
-/// Modules that mostly wait: for a silence to be noticed, for a deadline to strike.
-const WAITING: [&str; 3] = ["api_faults", "freshness", "incident_b"];
-
-/// Modules that `--quick` runs: of the binary `core`, which compiles in seconds, those that take seconds.
-const QUICK: [&str; 2] = ["cluster_ip", "packet"];
-
-/// Rungs with networks that take more than a minute.
-const LONG: [&str; 10] = [
-    "table_sets",
-    "agent_life",
-    "catch_all",
-    "cluster_ip",
-    "affinity",
-    "decisions",
-    "audit",
-    "collisions",
-    "connections",
-    "north_south",
-];
-
-/// All rungs, in order.
-pub fn ladder(workspace: &Workspace) -> Result<Vec<Rung>> {
-    let mut rungs = vec![Rung::Format, Rung::Lint, Rung::Unit, Rung::Harness, Rung::Deny, Rung::Book];
-    for module in modules(&workspace.root)? {
-        rungs.extend(confined::rung(&module).map(|name| Rung::Confined(name, module.clone())));
-        rungs.push(Rung::Module(module));
-    }
-    rungs.extend([Rung::Kernels, Rung::Guests, Rung::Arm64, Rung::Mutations, Rung::Demo]);
+/// All rungs by lanes. In the first lane the shortest one begins; in the others the longest, as one that begins last is what all wait for.
+pub fn ladder(root: &Path, is_long: bool) -> Result<Vec<Rung>> {
+    let mut rungs = rungs(TABLE, &modules(root)?)?;
+    rungs.sort_by_key(|rung| {
+        let budget = i64::from(rung.budget(is_long));
+        (rung.lane, if rung.lane == Lane::First { budget } else { -budget })
+    });
     Ok(rungs)
 }
 
-pub fn select(all: Vec<Rung>, args: &TestArgs) -> Result<Vec<Rung>> {
-    if args.quick {
-        let quick = |rung: &Rung| match rung {
-            Rung::Module(module) => QUICK.contains(&module.name.as_str()),
-            other => matches!(other, Rung::Format | Rung::Unit),
-        };
-        return Ok(all.into_iter().filter(quick).collect());
+fn rungs(table: &str, modules: &[Module]) -> Result<Vec<Rung>> {
+    let table: Table = toml::from_str(table).context("xtask/src/test/ladder.toml")?;
+    let lanes = [
+        (Lane::First, table.first),
+        (Lane::Networks, table.networks),
+        (Lane::Beside, table.beside),
+        (Lane::Background, table.background),
+    ];
+    let module = |name: &str| modules.iter().find(|module| module.name == name).cloned();
+    let mut rungs = Vec::new();
+    for (lane, lines) in lanes {
+        for (name, budget) in lines {
+            let plain = name.strip_prefix(CONFINED).and_then(module);
+            let rung = |name: String, budget, module| Rung {
+                is_quick: table.quick.contains(&name),
+                is_confined: name.starts_with(CONFINED),
+                name,
+                lane,
+                budget,
+                module,
+            };
+            // What runs confined runs otherwise only when asked for.
+            rungs.extend(plain.clone().map(|plain| rung(plain.name.clone(), [0, 0], Some(plain))));
+            let module = module(&name).or(plain);
+            ensure!(
+                module.is_some() || STEPS.contains(&&*name),
+                "xtask/src/test/ladder.toml: {name} is neither a module of tests/tests nor a step of xtask"
+            );
+            rungs.push(rung(name, budget, module));
+        }
     }
-    let wanted = &args.rungs;
-    if wanted.is_empty() {
-        // What runs confined, as it is deployed, does not run again otherwise. The long emulated rungs take very long.
-        let in_the_ladder = |rung: &Rung| match rung {
-            Rung::Module(module) => confined::rung(module).is_none(),
-            other => !matches!(other, Rung::Guests | Rung::Arm64),
-        };
-        return Ok(all.into_iter().filter(in_the_ladder).collect());
+    for Module { binary, name } in modules {
+        let lines = rungs.iter().filter(|rung| rung.name == *name).count();
+        ensure!(
+            lines == 1,
+            "module {name} of tests/tests/{binary} has {lines} lines in xtask/src/test/ladder.toml: add one with its seconds"
+        );
     }
-    for name in wanted {
-        if !all.iter().any(|rung| rung.name() == name) {
-            let known: Vec<&str> = all.iter().map(Rung::name).collect();
+    Ok(rungs)
+}
+
+/// The rungs that the arguments ask for.
+pub fn select(mut all: Vec<Rung>, args: &TestArgs) -> Result<Vec<Rung>> {
+    for name in &args.rungs {
+        if !all.iter().any(|rung| rung.name == *name) {
+            let known: Vec<&str> = all.iter().map(|rung| &*rung.name).collect();
             bail!("no rung is called {name:?}; there are: {}", known.join(", "));
         }
     }
-    Ok(all.into_iter().filter(|rung| wanted.iter().any(|name| rung.name() == name)).collect())
-}
-
-/// What must be installed for these rungs.
-pub fn level(rungs: &[Rung]) -> Level {
-    let needs_cluster = |rung: &Rung| rung.module().is_some_and(|module| module.binary == "cluster");
-    if rungs.iter().any(Rung::is_on_guests) {
-        Level::Guests
-    } else if rungs.iter().any(|rung| needs_cluster(rung) || matches!(rung, Rung::Mutations)) {
-        Level::Test
-    } else {
-        Level::Run
-    }
-}
-
-/// A long rung that begins last is what everybody waits for.
-pub fn longest_first<'a>(rungs: impl Iterator<Item = &'a Rung>) -> VecDeque<&'a Rung> {
-    let is_long = |module: &Module| LONG.contains(&module.name.as_str());
-    let (long, short): (Vec<_>, Vec<_>) = rungs.partition(|rung| rung.module().is_some_and(is_long));
-    long.into_iter().chain(short).collect()
+    all.retain(|rung| match &*args.rungs {
+        [] if args.quick => rung.is_quick,
+        [] => rung.budget(args.long) > 0 && (rung.name != "arm64" || arm64::is_possible()),
+        names => names.contains(&rung.name),
+    });
+    Ok(all)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
-    fn module(name: &str) -> Rung {
-        Rung::Module(Module { binary: "packets", name: name.to_owned() })
+    fn all(is_long: bool) -> Vec<Rung> {
+        ladder(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")), is_long).expect("each module has its line")
     }
 
-    fn wanted(rungs: &[&str]) -> TestArgs {
-        TestArgs {
-            rungs: rungs.iter().map(|&name| name.to_owned()).collect(),
-            quick: false,
-            released: false,
-            list: false,
-            filter: None,
-        }
+    fn names(arguments: &[&str]) -> Result<Vec<String>> {
+        let args = TestArgs::of(arguments);
+        Ok(select(all(args.long), &args)?.into_iter().map(|rung| rung.name).collect())
     }
 
     #[test]
-    fn what_makes_networks_has_its_lane_to_itself() {
-        assert_eq!(module("two_nodes").lane(), Lane::Networks);
-        for rung in [Rung::Mutations, module("freshness")] {
-            assert_eq!(rung.lane(), Lane::Beside, "{}", rung.name());
-        }
+    fn the_budgets_of_the_short_form_are_twenty_minutes_together() {
+        let sum = |lane| all(false).iter().filter(|rung| rung.lane == lane).map(|rung| rung.budget(false)).sum::<u32>();
+        let seconds = sum(Lane::First) + (sum(Lane::Networks) / super::super::NETWORK_LANES).max(sum(Lane::Beside));
+        assert!(seconds <= 20 * 60, "{seconds} s; take them from other rungs, or make the rung shorter");
+        let longest = all(false).into_iter().find(|rung| rung.lane == Lane::Networks).expect("some");
+        assert!(longest.budget(false) >= 30, "the longest one begins: {longest:?}");
     }
 
     #[test]
-    fn the_longest_rungs_begin_first_and_all_are_there() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
-        let all: Vec<Rung> = modules(root).expect("the modules").into_iter().map(Rung::Module).collect();
-        let ordered = longest_first(all.iter());
-        assert_eq!(ordered.len(), all.len());
-        let begins: Vec<&str> = ordered.iter().take(LONG.len()).map(|rung| rung.name()).collect();
-        assert!(LONG.iter().all(|long| begins.contains(long)), "{begins:?}");
+    fn a_module_without_a_line_and_a_line_without_a_module_are_named() {
+        let module = |name: &str| Module { binary: "core", name: name.to_owned() };
+        let table =
+            "quick = []\n[first]\nformat = [1, 1]\n[networks]\nconfined_drain = [1, 2]\n[beside]\n[background]\n";
+        let found = rungs(table, &[module("drain")]).expect("all fits");
+        assert_eq!(found.iter().map(|rung| &*rung.name).collect::<Vec<_>>(), ["format", "drain", "confined_drain"]);
+        assert!(found[2].is_confined && found[2].module == found[1].module && found[1].budget(true) == 0);
+        let error = |modules: &[Module]| rungs(table, modules).expect_err("does not fit").to_string();
+        assert!(error(&[module("drain"), module("packet")]).contains("module packet of tests/tests/core has 0 lines"));
+        assert!(error(&[]).contains("confined_drain is neither a module"));
     }
 
     #[test]
-    fn the_long_emulated_rungs_are_asked_for_by_name() {
-        let all = vec![Rung::Format, Rung::Kernels, Rung::Guests, Rung::Arm64];
-        assert_eq!(select(all.clone(), &wanted(&[])).expect("nothing asked"), [Rung::Format, Rung::Kernels]);
-        assert!(Rung::Kernels.needs_root() && !Rung::Unit.needs_root());
-        assert_eq!(select(all, &wanted(&["guests"])).expect("is there"), [Rung::Guests]);
-    }
-
-    #[test]
-    fn an_unknown_rung_is_refused_with_the_known_ones() {
-        let all = vec![Rung::Format, module("packet")];
-        let error = select(all.clone(), &wanted(&["packets"])).expect_err("no such rung").to_string();
-        assert!(error.contains("\"packets\"") && error.contains("format, packet"), "{error}");
-        assert_eq!(select(all, &wanted(&["packet"])).expect("is there"), [module("packet")]);
-    }
-
-    #[test]
-    fn the_quick_rungs_are_there_and_most_need_no_cluster() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
-        let workspace = Workspace { root: root.to_owned(), tools: root.to_owned(), cache: root.to_owned() };
-        let quick = TestArgs { quick: true, ..wanted(&[]) };
-        let rungs = select(ladder(&workspace).expect("the ladder"), &quick).expect("chosen");
-        let names: Vec<&str> = rungs.iter().map(Rung::name).collect();
-        assert_eq!(names, ["format", "unit", "cluster_ip", "packet"]);
-        assert_eq!(level(&rungs), Level::Run);
-    }
-
-    #[test]
-    fn what_runs_confined_runs_otherwise_when_asked_for() {
-        let drain = Module { binary: "namespaces", name: "drain".into() };
-        let confined = Rung::Confined(confined::rung(&drain).expect("it does"), drain.clone());
-        let all = vec![confined.clone(), Rung::Module(drain.clone())];
-        assert_eq!(select(all.clone(), &wanted(&[])).expect("nothing asked"), [confined]);
-        assert_eq!(select(all, &wanted(&["drain"])).expect("is there"), [Rung::Module(drain)]);
+    fn each_form_has_its_rungs_and_others_are_asked_for_by_name() {
+        let (short, long) = (names(&[]).expect("short"), names(&["--long"]).expect("long"));
+        assert!(short.contains(&"confined_drain".to_owned()) && !short.contains(&"drain".to_owned()));
+        assert!(long.contains(&"fuzz".to_owned()) && !short.contains(&"fuzz".to_owned()));
+        assert!(short.iter().all(|name| long.contains(name)), "the long form holds the short one");
+        assert_eq!(names(&["--rung", "drain"]).expect("is there"), ["drain"]);
+        let error = names(&["--rung", "packets"]).expect_err("no such rung").to_string();
+        assert!(error.contains("\"packets\"") && error.contains("format, "), "{error}");
+        assert_eq!(names(&["--quick"]).expect("is there"), ["format", "unit", "packet", "cluster_ip"]);
     }
 }

@@ -43,7 +43,7 @@ pub struct VmArgs {
     /// Only on this kernel (repeatable) [default: those that the programs are known to load on]
     #[arg(long = "kernel", value_name = "NAME")]
     kernels: Vec<String>,
-    /// Only this test binary `guest_…`, or this module of another one (repeatable) [default: all of the rung `guests`]
+    /// Only this test binary `guest_…`, or this module of another one (repeatable) [default: all of the rung `kernels` in its long form]
     #[arg(long = "test", value_name = "NAME")]
     tests: Vec<String>,
     /// Write what `guest_programs` finds to the table in `docs/src/programs.md`.
@@ -80,7 +80,7 @@ pub fn run_all(workspace: &Workspace, subjects: &[Subject<'_>], show: impl FnMut
     Ok(tally)
 }
 
-/// As the rung `guests` runs it.
+/// As the long form of the rung `kernels` runs it.
 fn chosen(name: &str) -> Subject<'_> {
     LONG.into_iter().find(|subject| subject.name == name).unwrap_or(Subject::all(name))
 }

@@ -34,7 +34,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// The rung `kernels`.
+/// The rung `kernels` in its short form.
 pub const SHORT: [Subject<'static>; 3] = [
     Subject::all(figures::TEST),
     Subject { filter: Some("packets_become"), variables: &["BALLAST_PACKET_CASES=8"], ..Subject::all("packet") },
@@ -47,7 +47,7 @@ const IPVS: Subject<'static> = Subject {
     ..Subject::all("guest_ipvs")
 };
 
-/// The rung `guests`.
+/// The same in its long form.
 pub const LONG: [Subject<'static>; 10] = [
     Subject::all(figures::TEST),
     Subject::all("guest_kernels"),
