@@ -1,4 +1,4 @@
-//! What metrics, alerts and Events say. Needs root, BPF, kube-apiserver, promtool.
+//! Metrics, alerts and Events. What health and readiness say as things go wrong is in `freshness`. Needs root, BPF, kube-apiserver, promtool.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -23,13 +23,6 @@ use lb_tests::fixture::health_check_port::manifest;
 use lb_tests::fixture::{Fixture, Pods};
 
 const CHECK_PORT: u16 = 32_100;
-
-fn kube_stage(subject: &str) -> Result<(Fixture, Hosted)> {
-    let fixture = Fixture::new(subject, Pods::Routed, 2, NodeOptions::default());
-    let host = fixture.topology.outside("api", &fixture.node)?;
-    let cluster = Hosted::start(&host)?;
-    Ok((fixture, cluster))
-}
 
 #[test]
 fn promtool_finds_nothing_to_complain_about() -> Result<()> {
@@ -63,7 +56,9 @@ fn promtool_finds_nothing_to_complain_about() -> Result<()> {
 /// The panels of kubernetes-mixin's dashboard of kube-proxy select these series.
 #[test]
 fn dashboards_of_kube_proxy_find_their_series() -> Result<()> {
-    let (fixture, cluster) = kube_stage("health-mixin")?;
+    let fixture = Fixture::new("health-mixin", Pods::Routed, 1, NodeOptions::default());
+    let host = fixture.topology.outside("api", &fixture.node)?;
+    let cluster = Hosted::start(&host)?;
     let mut agent = cluster.agent(&fixture.node, &["--watch-silence=2s"])?;
     agent.restart()?;
     cluster.create_service("web")?;

@@ -102,37 +102,6 @@ async fn the_source_follows_what_is_made_scaled_and_deleted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_api_that_comes_back_is_followed_again_and_nothing_is_forgotten_meanwhile() -> Result<()> {
-    let mut server = ApiServer::start().await?;
-    let objects = Objects::new(&server.client().await?);
-    let mut source = source(&server.kubeconfig()).await?;
-    objects.create_service("web").await?;
-    objects.put_endpoints("web", &endpoints(&["10.244.1.1"])).await?;
-    // A slice for each family, the second one without endpoints: it may come later.
-    let before = snapshot(&mut source, "one endpoint, and both slices", |snapshot| {
-        let slices = snapshot.slices.keys().filter(|key| key.service.as_ref() == "web").count();
-        // The API server makes its own Service when it likes.
-        ready(snapshot, "web").len() == 1 && slices == 2 && has(snapshot, "kubernetes")
-    });
-    let before = before.await?;
-
-    server.stop();
-    status(&mut source, "an error", |status| status.last_error.is_some()).await?;
-    let held = source.snapshots.borrow().clone().context("a snapshot is never taken back")?;
-    assert_eq!((&held.services, &held.slices), (&before.services, &before.slices));
-
-    server.restart().await?;
-    let objects = Objects::new(&server.client().await?);
-    objects.put_endpoints("web", &endpoints(&["10.244.1.1", "10.244.1.2"])).await?;
-    let after = snapshot(&mut source, "two endpoints", |snapshot| ready(snapshot, "web").len() == 2).await?;
-    assert_eq!(after.services, before.services, "the same world, but for what changed");
-    objects.create_service("later").await?;
-    snapshot(&mut source, "default/later", |snapshot| has(snapshot, "later")).await?;
-    status(&mut source, "recovered", |status| status.last_error.is_none()).await?;
-    Ok(())
-}
-
-#[tokio::test]
 async fn service_cidrs_are_those_of_the_api_as_they_are_made_and_deleted() -> Result<()> {
     const MORE: &str = "10.231.0.0/24";
     let server = ApiServer::start().await?;

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
+use lb_seed::short_or_long;
 use lb_tests::agent::Agent;
 use lb_tests::cluster::SETTLE_LIMIT;
 use lb_tests::cluster::stub::{ResourceKind, StubApi};
@@ -17,6 +18,12 @@ use super::scenario::SILENCE;
 const CLUSTER_IP: &str = "10.96.0.78";
 /// An error must last, the next attempt comes, and a node waits a random time before it posts.
 const TOLD_LIMIT: Duration = Duration::from_mins(3);
+/// What the API answers for a kind, and the Event's reason.
+const CAUSES: [(ResourceKind, &str, u16, &str); 3] = [
+    (ResourceKind::Service, "services", 403, "ApiAccessDenied"),
+    (ResourceKind::Slice, "endpointslices", 404, "ApiVersionMissing"),
+    (ResourceKind::ServiceCidr, "servicecidrs", 403, "ApiAccessDenied"),
+];
 
 fn node(name: &str, address: &str) -> Value {
     json!({
@@ -54,32 +61,42 @@ fn revoked_rights_and_a_removed_version_are_told_once_and_cost_no_traffic() -> R
     let serves = || Stream::connect(fixture.client.netns(), web).and_then(|mut stream| stream.ask("hello"));
     eventually("web serves", SETTLE_LIMIT, || serves().ok());
 
-    for (kind, resource, code, reason) in [
-        (ResourceKind::Service, "services", 403, "ApiAccessDenied"),
-        (ResourceKind::Slice, "endpointslices", 404, "ApiVersionMissing"),
-        (ResourceKind::ServiceCidr, "servicecidrs", 403, "ApiAccessDenied"),
-    ] {
-        let is_it = |event: &Value| {
+    let told = |resource: &str, reason: &str| {
+        let mut events = about_node(&api, &name);
+        events.retain(|event| {
             event["reason"] == reason && event["note"].as_str().is_some_and(|note| note.contains(resource))
-        };
-        let told = || about_node(&api, &name).into_iter().filter(is_it).collect::<Vec<_>>();
-        api.refuse(kind, Some(code));
-        api.forget();
-        let event = eventually("an Event on the Node", TOLD_LIMIT, || {
-            assert_eq!(agent.health("/healthz").ok()?.0, 200, "every node gets the same answer");
-            told().into_iter().next()
         });
-        assert_eq!((&event["metadata"]["namespace"], &event["type"]), (&json!("default"), &json!("Warning")));
+        events
+    };
+    // At the same time, or one after the other: each must last, and its end be noticed.
+    for causes in CAUSES.chunks(short_or_long(CAUSES.len(), 1)) {
+        for (kind, _, code, _) in causes {
+            api.refuse(*kind, Some(*code));
+        }
+        api.forget();
+        for (_, resource, code, reason) in causes {
+            let event = eventually("an Event on the Node", TOLD_LIMIT, || {
+                assert_eq!(agent.health("/healthz").ok()?.0, 200, "every node gets the same answer");
+                told(resource, reason).into_iter().next()
+            });
+            assert_eq!((&event["metadata"]["namespace"], &event["type"]), (&json!("default"), &json!("Warning")));
+            let labels = format!("resource=\"{resource}\",code=\"{code}\"");
+            assert!(agent.metric("ballast_source_errors_total", &labels) >= Some(1.0), "{}", agent.metrics()?);
+        }
+        // One of them is named.
         let (ready, body) = agent.health("/readyz")?;
-        assert!(ready == 503 && body.contains(&code.to_string()), "{body}");
-        let labels = format!("resource=\"{resource}\",code=\"{code}\"");
-        assert!(agent.metric("ballast_source_errors_total", &labels) >= Some(1.0), "{}", agent.metrics()?);
+        assert!(ready == 503 && causes.iter().any(|(_, _, code, _)| body.contains(&code.to_string())), "{body}");
         let status = String::from_utf8(agent.cli(&["status"])?.stdout)?;
-        assert!(status.contains(&format!("the API answers {code} for")), "{status}");
+        let is_named = |code| status.contains(&format!("the API answers {code} for"));
+        assert!(causes.iter().any(|(_, _, code, _)| is_named(code)), "{status}");
         serves()?;
-        api.refuse(kind, None);
+        for (kind, ..) in causes {
+            api.refuse(*kind, None);
+        }
         eventually("ready again", TOLD_LIMIT, || (agent.health("/readyz").ok()?.0 == 200).then_some(()));
-        assert_eq!(told().len(), 1, "one for each cause");
+        for (_, resource, _, reason) in causes {
+            assert_eq!(told(resource, reason).len(), 1, "one for each cause");
+        }
     }
 
     api.put(node(&name, "300.1.1.1"));

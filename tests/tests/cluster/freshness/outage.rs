@@ -2,23 +2,22 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use lb_tests::agent::Agent;
+use anyhow::{Context as _, Result, ensure};
+use lb_seed::short_or_long;
+use lb_tests::agent::{Agent, SOON};
 use lb_tests::cluster::{ClientCa, Condition};
+use lb_tests::peers::eventually;
 
-use super::scenario::{ASK_EVERY, RECOVERY_LIMIT, Scenario};
-
-/// How long an API is away that is away for long: many rounds of everything the agent tries meanwhile.
-const LONG: Duration = Duration::from_secs(40);
+use super::scenario::{ASK_EVERY, Scenario};
 
 const DAY: Duration = Duration::from_hours(24);
-/// Of a certificate that expires in the test.
-const VALID: Duration = Duration::from_secs(10);
 
 /// A load balancer keeps this node: the fault is not the node's.
 fn healthy(agent: &Agent) -> Result<()> {
-    let (status, body) = agent.health("/healthz")?;
-    ensure!(status == 200, "/healthz {status}: {body}");
+    for path in ["/healthz", "/livez"] {
+        let (status, body) = agent.health(path)?;
+        ensure!(status == 200, "{path} {status}: {body}");
+    }
     Ok(())
 }
 
@@ -40,73 +39,84 @@ fn outage(scenario: &mut Scenario, length: Duration) -> Result<()> {
         "after {:.1?} of outage the last proof is {age:.1} s old",
         start.elapsed()
     );
+    for (metric, value) in [("ballast_source_stale", 1.0), ("ballast_source_wedged", 0.0)] {
+        ensure!(scenario.agent.metric(metric, "") == Some(value), "{}", scenario.agent.metrics()?);
+    }
     Ok(())
 }
 
+/// One agent sees them all, one after the other, and is not restarted: one scenario takes half a minute to stand.
 #[test]
-fn a_frozen_api_server_reddens_readyz_alone_and_is_followed_again() -> Result<()> {
-    let mut scenario = Scenario::new("frozen")?;
+fn each_fault_of_the_api_is_shown_and_the_api_is_followed_again() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (key, certificate) = (folder.path().join("client.key"), folder.path().join("client.crt"));
+    let ca = ClientCa::new("clients")?;
+    ca.issue(&key, &certificate, DAY)?;
+    let mut scenario = Scenario::new("outage", |cluster| cluster.kubeconfig_by(&ca, &key, &certificate))?;
+    let pid = scenario.agent.pid();
+    frozen(&mut scenario).context("a frozen API server")?;
+    wedged(&mut scenario).context("a wedged watch")?;
+    let issue = |valid| ca.issue(&key, &certificate, valid);
+    expired(&mut scenario, issue).context("an expired client certificate")?;
+    ensure!(scenario.agent.pid() == pid, "it was restarted");
+    away(&mut scenario).context("an API server that is away for long")
+}
+
+fn frozen(scenario: &mut Scenario) -> Result<()> {
     scenario.cluster.freeze()?;
-    let (red, _) = scenario.until("/readyz", 503, RECOVERY_LIMIT, healthy)?;
-    outage(&mut scenario, Duration::from_secs(10))?;
+    let (red, _) = scenario.until("/readyz", 503, healthy)?;
+    outage(scenario, Duration::from_secs(short_or_long(3, 10)))?;
     scenario.cluster.thaw()?;
-    let (green, _) = scenario.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
+    let (green, _) = scenario.until("/readyz", 200, healthy)?;
     println!("API server frozen: /readyz red after {red:.1?}; green {green:.1?} after it goes on");
     scenario.follows()
 }
 
-#[test]
-fn an_api_server_that_is_away_for_long_reddens_readyz_alone_and_is_followed_again() -> Result<()> {
-    let mut scenario = Scenario::new("away")?;
+/// An agent that starts meanwhile serves by the tables that are there.
+fn away(scenario: &mut Scenario) -> Result<()> {
     scenario.cluster.stop();
-    let (red, _) = scenario.until("/readyz", 503, RECOVERY_LIMIT, healthy)?;
-    outage(&mut scenario, LONG)?;
+    let (red, _) = scenario.until("/readyz", 503, healthy)?;
+    // Many rounds of everything that the agent tries meanwhile.
+    outage(scenario, Duration::from_secs(short_or_long(5, 40)))?;
+    scenario.agent.launch()?;
+    let first = eventually("an answer", SOON, || scenario.agent.health("/healthz").ok());
+    ensure!(first.0 == 200 && scenario.agent.health("/readyz")?.0 == 503, "{first:?}");
     scenario.cluster.restart()?;
-    let (green, _) = scenario.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
+    let (green, _) = scenario.until("/readyz", 200, healthy)?;
     println!("API server stopped: /readyz red after {red:.1?}; green {green:.1?} after it is back");
     scenario.follows()
 }
 
 /// Its rotation came too late.
-#[test]
-fn an_expired_client_certificate_reddens_readyz_alone_until_it_is_replaced() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (key, certificate) = (folder.path().join("client.key"), folder.path().join("client.crt"));
-    let ca = ClientCa::new("clients")?;
-    ca.issue(&key, &certificate, DAY)?;
-    let mut scenario = Scenario::by("expired", |cluster| cluster.kubeconfig_by(&ca, &key, &certificate))?;
-    let pid = scenario.agent.pid();
-    ca.issue(&key, &certificate, VALID)?;
-    let (red, body) = scenario.until("/readyz", 503, VALID + RECOVERY_LIMIT, healthy)?;
+fn expired(scenario: &mut Scenario, issue: impl Fn(Duration) -> Result<()>) -> Result<()> {
+    let valid = Duration::from_secs(short_or_long(4, 10));
+    issue(valid)?;
+    let (red, body) = scenario.until("/readyz", 503, healthy)?;
     // The file has whole seconds.
-    ensure!(red + Duration::from_secs(2) >= VALID, "{red:.1?} after it was made it was still good: {body}");
-    outage(&mut scenario, Duration::from_secs(5))?;
+    ensure!(red + Duration::from_secs(2) >= valid, "{red:.1?} after it was made it was still good: {body}");
+    outage(scenario, Duration::from_secs(short_or_long(2, 5)))?;
     let (_, body) = scenario.agent.health("/readyz")?;
     ensure!(body.contains("401"), "it is not said what is wrong: {body}");
     let status = String::from_utf8(scenario.agent.cli(&["status"])?.stdout)?;
     ensure!(status.contains("the API answers 401 for"), "{status}");
     let errors = scenario.agent.metric("ballast_source_errors_total", "resource=\"services\",code=\"401\"");
     ensure!(errors >= Some(1.0), "{}", scenario.agent.metrics()?);
-    ca.issue(&key, &certificate, DAY)?;
-    let (green, _) = scenario.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
+    issue(DAY)?;
+    let (green, _) = scenario.until("/readyz", 200, healthy)?;
     println!("client certificate expired: /readyz red after {red:.1?}; green {green:.1?} after its replacement");
-    ensure!(scenario.agent.pid() == pid, "it was restarted");
     scenario.follows()
 }
 
 /// The answers are lost on the connections that there are, without an error, and the API answers others.
-#[test]
-fn a_wedged_watch_reddens_healthz_until_it_is_replaced() -> Result<()> {
-    let mut scenario = Scenario::new("wedged")?;
-    let pid = scenario.agent.pid();
+fn wedged(scenario: &mut Scenario) -> Result<()> {
     ensure!(scenario.proxy.set_old(Condition::AnswersLost) > 0, "nothing was connected");
     scenario.cluster.put_pods("web", &[&scenario.fixture.backends[0], &scenario.fixture.backends[1]])?;
-    let (red, body) = scenario.until("/healthz", 503, RECOVERY_LIMIT, |_| Ok(()))?;
+    let (red, body) = scenario.until("/healthz", 503, |_| Ok(()))?;
     ensure!(body.contains("watch"), "it is not said what is wrong: {body}");
-    let (green, _) = scenario.until("/healthz", 200, RECOVERY_LIMIT, |_| Ok(()))?;
-    scenario.until("/readyz", 200, RECOVERY_LIMIT, healthy)?;
+    let (green, _) = scenario.until("/healthz", 200, |_| Ok(()))?;
+    scenario.until("/readyz", 200, healthy)?;
+    let restarts = scenario.agent.metric("ballast_source_watch_restarts_total", "reason=\"missed-events\"");
+    ensure!(restarts >= Some(1.0), "{}", scenario.agent.metrics()?);
     println!("watch wedged: /healthz red after {red:.1?}; green {green:.1?} later");
-    scenario.follows()?;
-    ensure!(scenario.agent.pid() == pid, "it was restarted");
-    Ok(())
+    scenario.follows()
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use lb_seed::short_or_long;
 use lb_tests::agent::Agent;
 use lb_tests::cluster::{FaultyProxy, Hosted, SETTLE_LIMIT};
 use lb_tests::peers::{Datagrams, Stream, eventually};
@@ -15,11 +16,12 @@ use lb_tests::fixture::{Fixture, Pods};
 
 /// How long a watch may be silent before the agent asks.
 pub const SILENCE: &str = "--watch-silence=3s";
-/// From the moment at which the API can be reached again, or a working watch falls silent, until all is well.
-pub const RECOVERY_LIMIT: Duration = Duration::from_secs(45);
+/// From the moment at which the API can be reached again, or a working watch falls silent, until all is well. The long form runs on a quiet
+/// machine.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(45);
 pub const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// A node with an agent, a client, two backends of which the first serves `web`, and a connection that is held all along.
+/// A node with an agent, a client, two backends of which one serves `web`, and a connection that is held all along.
 pub struct Scenario {
     pub agent: Agent,
     held: Stream,
@@ -27,15 +29,13 @@ pub struct Scenario {
     pub proxy: FaultyProxy,
     pub cluster: Hosted,
     pub fixture: Fixture,
+    /// Which of the backends serves.
+    serving: usize,
 }
 
 impl Scenario {
-    pub fn new(subject: &str) -> Result<Self> {
-        Self::by(subject, |cluster| Ok(cluster.kubeconfig()))
-    }
-
-    /// With an agent that has these credentials.
-    pub fn by(subject: &str, kubeconfig: impl FnOnce(&Hosted) -> Result<PathBuf>) -> Result<Self> {
+    /// The agent has these credentials.
+    pub fn new(subject: &str, kubeconfig: impl FnOnce(&Hosted) -> Result<PathBuf>) -> Result<Self> {
         let fixture = Fixture::new(subject, Pods::Routed, 2, NodeOptions::default());
         let host = fixture.topology.outside("api", &fixture.node)?;
         let cluster = Hosted::start(&host)?;
@@ -48,7 +48,7 @@ impl Scenario {
         let client = fixture.client.netns();
         eventually("web serves", SETTLE_LIMIT, || asked(client, &cluster_ips).ok());
         let held = Stream::connect(client, SocketAddr::new(cluster_ips[0], 80))?;
-        Ok(Self { agent, held, cluster_ips, proxy, cluster, fixture })
+        Ok(Self { agent, held, cluster_ips, proxy, cluster, fixture, serving: 0 })
     }
 
     /// What must hold at every moment: connections go on, new ones are made, only what was deleted is gone.
@@ -68,13 +68,11 @@ impl Scenario {
         Ok(())
     }
 
-    /// Asks again until a probe of the agent's health has the status, at most for `limit`; [`Self::serves`] all along, and so does
-    /// `also`.
+    /// Asks again until a probe of the agent's health has the status; [`Self::serves`] all along, and so does `also`.
     pub fn until(
         &mut self,
         path: &str,
         status: u16,
-        limit: Duration,
         also: impl Fn(&Agent) -> Result<()>,
     ) -> Result<(Duration, String)> {
         let start = Instant::now();
@@ -83,7 +81,8 @@ impl Scenario {
             if now == status {
                 return Ok((start.elapsed(), body));
             }
-            ensure!(start.elapsed() < limit, "{path} not {status} within {limit:?}: {body}\n{}", self.agent.log());
+            let limit = short_or_long(SETTLE_LIMIT, RECOVERY_LIMIT);
+            ensure!(start.elapsed() < limit, "{path} not {status}: {body}\n{}", self.agent.log());
             self.serves()?;
             also(&self.agent)?;
             std::thread::sleep(ASK_EVERY);
@@ -99,12 +98,15 @@ impl Scenario {
 
     /// Changes are followed: the other backend serves from now on.
     pub fn follows(&mut self) -> Result<()> {
-        self.cluster.put_pods("web", &[&self.fixture.backends[1]])?;
-        let (client, cluster_ips) = (self.fixture.client.netns(), &self.cluster_ips);
+        self.serving = 1 - self.serving;
+        self.cluster.put_pods("web", &[&self.fixture.backends[self.serving]])?;
+        let (client, cluster_ips, name) =
+            (self.fixture.client.netns(), &self.cluster_ips, format!("b{}", self.serving));
         eventually("the other backend serves", SETTLE_LIMIT, || {
-            asked(client, cluster_ips).ok()?.iter().all(|server| server == "b1").then_some(())
+            asked(client, cluster_ips).ok()?.iter().all(|server| *server == name).then_some(())
         });
         self.held.ask("held").context("a connection whose backend drains")?;
+        self.held = Stream::connect(client, SocketAddr::new(cluster_ips[0], 80))?;
         Ok(())
     }
 }
