@@ -1,4 +1,4 @@
-//! One odd object never stops the others: after each of them a new Service elsewhere is known within 5 s.
+//! One odd object never stops the others: after each of them a new Service elsewhere is known, and few of them cost a list.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -6,22 +6,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use kube::Client;
+use lb_seed::short_or_long;
 use lb_source::Restart;
 use lb_source::kube::KubeSettings;
 use lb_tests::cluster::objects::Objects;
 use lb_tests::cluster::odd_objects::{OddObject, odd_objects};
-use lb_tests::cluster::stub::{ResourceKind, StubApi};
+use lb_tests::cluster::stub::{ResourceKind, StubApi, Verb};
 use lb_tests::cluster::{ApiServer, SETTLE_LIMIT};
 use lb_tests::random::Random;
 use serde_json::{Value, json};
 
 use super::watched_source::{WatchedSource, direct, has, restarts, stub};
 
-/// From an odd object to the next change that is known.
+/// From an odd object to the next change that is known, in the long form, which runs on a quiet machine.
 const LIMIT: Duration = Duration::from_secs(5);
-/// So long the real server is given odd objects, and longer until it has taken so many.
-const REAL_BUDGET: Duration = Duration::from_secs(45);
-const REAL_TAKEN_MIN: usize = 100;
+/// Lists at most: the first ones, and those after an object whose version cannot be read.
+const LISTS_MAX: usize = 60;
 /// Refusals of one object, and characters of each.
 const REFUSALS_MAX: usize = 9;
 const REFUSAL_LENGTH_MAX: usize = 1_000;
@@ -39,41 +39,45 @@ fn of_all_kinds(settings: KubeSettings) -> KubeSettings {
     KubeSettings { node_name: Some("own".to_owned()), is_direct: true, ..settings }
 }
 
-/// Waits for the service that was made after an odd object; how long it took.
-async fn next_change(source: &mut WatchedSource, number: usize, odd: &OddObject) -> Result<Duration> {
+/// All of them, or in the short form some, in random order.
+fn some_odd_objects() -> Vec<OddObject> {
+    let (mut all, mut random) = (odd_objects(), Random::new(lb_seed::of_run()));
+    all.sort_by_cached_key(|_| random.any());
+    all.truncate(short_or_long(300, all.len()));
+    all
+}
+
+/// Waits for the service that was made after an odd object.
+async fn next_change(source: &mut WatchedSource, number: usize, odd: &OddObject) -> Result<()> {
     let (begin, name) = (Instant::now(), format!("next-{number}"));
     source.until(&format!("{name}, after {:?} {}", odd.kind, odd.what), |snapshot| has(snapshot, &name)).await?;
     let took = begin.elapsed();
-    assert!(took <= LIMIT, "{took:?} after {:?} {}", odd.kind, odd.what);
-    Ok(took)
+    assert!(took <= short_or_long(SETTLE_LIMIT, LIMIT), "{took:?} after {:?} {}", odd.kind, odd.what);
+    Ok(())
 }
 
 #[tokio::test]
-async fn after_each_odd_object_the_next_change_is_known_within_5_s() -> Result<()> {
+async fn after_each_odd_object_the_next_change_is_known_and_few_cost_a_list() -> Result<()> {
     let api = StubApi::start(None, Ipv4Addr::LOCALHOST.into())?;
     let mut source = WatchedSource::start(of_all_kinds(stub(&api))).await?;
     source.until("the lists", |snapshot| snapshot.services.is_empty()).await?;
-    let all = odd_objects();
-    let mut slowest = Duration::ZERO;
+    let all = some_odd_objects();
     for (number, odd) in all.iter().enumerate() {
         api.put_odd(odd);
         // The second one shows that a watch is open again: lists that follow each other without an event between them pause longer.
         for number in [2 * number, 2 * number + 1] {
             api.put(elsewhere(number));
-            slowest = slowest.max(next_change(&mut source, number, odd).await?);
+            next_change(&mut source, number, odd).await?;
         }
     }
     let status = source.status();
     let refused: BTreeSet<&str> =
         status.refusals.iter().filter_map(|refusal| refusal.object.split_whitespace().nth(1)).collect();
-    let lists =
-        restarts(&status, "services", Restart::Unreadable) + restarts(&status, "endpointslices", Restart::Unreadable);
-    println!(
-        "{} odd objects: the next change after {slowest:.1?} at most; {} are refused, {lists} lists",
-        all.len(),
-        refused.len()
-    );
-    assert!(refused.len() > 100, "{refused:?}");
+    let lists = api.requests().iter().filter(|request| request.verb == Verb::List).count();
+    println!("{} odd objects: {} are refused, {lists} lists", all.len(), refused.len());
+    assert!(lists <= LISTS_MAX, "{lists} lists after {} odd objects", all.len());
+    // One in four, and the status names a bounded number.
+    assert!(refused.len() > short_or_long(40, 100), "{refused:?}");
     assert!(status.refusals.len() <= REFUSALS_MAX * all.len());
     for refusal in &status.refusals {
         assert!(refusal.to_string().chars().count() <= REFUSAL_LENGTH_MAX, "{refusal}");
@@ -94,28 +98,18 @@ async fn what_a_real_server_takes_of_odd_objects_stops_nothing() -> Result<()> {
     let objects = Objects::new(&client);
     let mut source = WatchedSource::start(of_all_kinds(direct(&server.kubeconfig()))).await?;
     source.until("the lists", |snapshot| has(snapshot, "kubernetes")).await?;
-    let (begin, mut slowest, mut taken, mut tried) = (Instant::now(), Duration::ZERO, 0, 0);
-    let mut all = odd_objects();
-    let mut random = Random::new(lb_seed::of_run());
-    // Another part of them in each run, where not all of them fit into the time.
-    all.sort_by_cached_key(|_| random.any());
+    let (mut taken, all) = (0, some_odd_objects());
     for (number, odd) in all.iter().enumerate() {
-        if begin.elapsed() > REAL_BUDGET && taken > REAL_TAKEN_MIN {
-            break;
-        }
-        tried += 1;
         let Some(path) = offer(&client, odd).await? else { continue };
         taken += 1;
         objects.create_service(&format!("next-{number}")).await?;
-        slowest = slowest.max(next_change(&mut source, number, odd).await?);
+        next_change(&mut source, number, odd).await?;
         objects.delete_service(&format!("next-{number}")).await?;
         ask(&client, "DELETE", &path, "application/json", &Value::Null).await?.context("deleted")?;
     }
-    println!(
-        "the server took {taken} of {tried} odd objects ({} there are): the next change after {slowest:.1?} at most",
-        all.len()
-    );
-    assert!(taken > REAL_TAKEN_MIN, "{taken} of {tried}");
+    println!("the server took {taken} of {} odd objects", all.len());
+    // It takes one in four.
+    assert!(taken > all.len() / 10, "{taken} of {}", all.len());
     assert_eq!(restarts(&source.status(), "services", Restart::Cut), 0, "{:#?}", source.status());
     Ok(())
 }

@@ -1,13 +1,14 @@
 //! Objects in any order, more than once, and bad ones, through a real API server.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use lb_model::Snapshot;
+use lb_seed::short_or_long;
 use lb_tests::cluster::objects::{NAMESPACE, Objects};
 use lb_tests::cluster::{ApiServer, Condition, FaultyProxy};
 use lb_tests::random::Random;
@@ -16,11 +17,7 @@ use serde_json::{Value, json};
 use super::watched_source::{WatchedSource, addresses, direct, endpoints, has, ready, through};
 
 const SERVICES: usize = 6;
-const ROUNDS: u16 = 4;
 const WRITES: usize = 60;
-const FAULTS: usize = 15;
-/// From the moment at which new connections work until the truth is known.
-const RECOVERY_LIMIT: Duration = Duration::from_secs(45);
 
 /// What is in the cluster.
 #[derive(Debug, Default)]
@@ -56,7 +53,7 @@ async fn any_order_of_events_ends_in_what_a_list_shows() -> Result<()> {
     let objects = Objects::new(&server.client().await?);
     let mut early = WatchedSource::start(direct(&server.kubeconfig())).await?;
     let (mut random, mut cluster) = (Random::new(lb_seed::of_run()), Cluster::default());
-    for round in 0..ROUNDS {
+    for round in 0..short_or_long(2, 4) {
         for _ in 0..WRITES {
             cluster.write(&objects, &mut random).await?;
         }
@@ -89,7 +86,8 @@ async fn any_order_of_faults_ends_in_what_a_list_shows() -> Result<()> {
     };
     let before = early.until("what is kept", kept).await?.revision;
     let (mut random, mut cluster) = (Random::new(lb_seed::of_run()), Cluster::default());
-    for _ in 0..FAULTS {
+    let faults = short_or_long(6, 15);
+    for _ in 0..faults {
         let way = *random.of(&[
             Condition::Open,
             Condition::Cut,
@@ -112,15 +110,11 @@ async fn any_order_of_faults_ends_in_what_a_list_shows() -> Result<()> {
     proxy.set_new(Condition::Open);
     objects.create_service("mark").await?;
     objects.put_slice("mark", "mark", "IPv4", &endpoints([1])).await?;
-    let start = Instant::now();
     let marked = |snapshot: &Snapshot| has(snapshot, "mark") && !ready(snapshot, "mark").is_empty();
     let followed = early.until("the mark", marked).await?;
-    let known = start.elapsed();
     let listed = WatchedSource::start(direct(&server.kubeconfig())).await?.until("the mark", marked).await?;
     assert_eq!(followed.services, listed.services);
     assert_eq!(followed.slices, listed.slices);
-    println!("{FAULTS} faults of the way in random order: {known:.1?} after the last the truth is known");
-    assert!(known < RECOVERY_LIMIT, "{known:?}");
     early.insist_since(before, "holding what nobody touched", kept);
     Ok(())
 }

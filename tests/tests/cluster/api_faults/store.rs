@@ -1,16 +1,11 @@
 //! A real store that forgets, and one that goes back in time.
 
-use std::time::{Duration, Instant};
-
 use anyhow::Result;
 use lb_source::Relist;
 use lb_tests::cluster::objects::Objects;
 use lb_tests::cluster::{ApiServer, FaultyProxy};
 
 use super::watched_source::{WatchedSource, addresses, direct, endpoints, has, ready, relists, through};
-
-/// From the moment at which the API can be reached again until the source follows it.
-const RECOVERY_LIMIT: Duration = Duration::from_secs(45);
 
 /// While the way is cut, everything changes, etcd is compacted and the server starts anew: the changes in between are gone.
 #[tokio::test]
@@ -33,15 +28,11 @@ async fn changes_that_the_server_forgot_cost_a_list_and_nothing_else() -> Result
     objects.create_service("new").await?;
     server.forget().await?;
     proxy.mend();
-    let start = Instant::now();
     let now = source.until("all the changes", |snapshot| {
         ready(snapshot, "kept") == addresses([2, 3]) && !has(snapshot, "dropped") && has(snapshot, "new")
     });
     now.await?;
-    let known = start.elapsed();
     let status = source.status_until("no error", |status| status.last_error.is_none()).await?;
-    println!("compacted while away: followed again {known:.1?} after the way is open");
-    assert!(known < RECOVERY_LIMIT, "{known:?}");
     for resource in ["services", "endpointslices"] {
         assert!(relists(&status, resource, Relist::Gone) >= 1, "a list was due: {status:#?}");
     }
@@ -75,14 +66,10 @@ async fn a_store_that_was_rolled_back_is_followed_to_the_older_truth_without_a_f
     let before = newest.await?.revision;
 
     server.roll_back(&backup).await?;
-    let start = Instant::now();
     let now = source.until("the older truth", |snapshot| {
         has(snapshot, "old") && !has(snapshot, "young") && ready(snapshot, "web") == addresses([1, 2])
     });
     now.await?;
-    let known = start.elapsed();
-    println!("rolled back: followed to the older truth {known:.1?} after the API is back");
-    assert!(known < RECOVERY_LIMIT, "{known:?}");
     source.insist_since(before, "holding what stays", |snapshot| {
         has(snapshot, "web") && has(snapshot, "kubernetes") && ready(snapshot, "web").contains(&addresses([2])[0])
     });

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use lb_model::{ObjectName, Snapshot};
+use lb_seed::short_or_long;
 use lb_source::kube::{KubeSettings, spawn};
 use lb_source::{Relist, Restart, Source, SourceStatus};
 use lb_tests::cluster::objects::{Endpoint, NAMESPACE};
@@ -15,7 +16,9 @@ use lb_tests::cluster::{FaultyProxy, SETTLE_LIMIT};
 use tokio_util::sync::CancellationToken;
 
 /// How long a watch may be silent in these tests.
-pub const SILENCE: Duration = Duration::from_secs(4);
+pub fn silence() -> Duration {
+    Duration::from_secs(short_or_long(1, 4))
+}
 
 /// A running source; dropped, it stops.
 pub struct WatchedSource {
@@ -47,7 +50,7 @@ pub fn stub(stub: &StubApi) -> KubeSettings {
 }
 
 fn quick() -> KubeSettings {
-    KubeSettings { silence: SILENCE, compare_interval: None, ..KubeSettings::default() }
+    KubeSettings { silence: silence(), compare_interval: None, ..KubeSettings::default() }
 }
 
 impl WatchedSource {
