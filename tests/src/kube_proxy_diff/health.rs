@@ -17,7 +17,7 @@ use super::node::ADDRESSES;
 use crate::topology::NetNs;
 
 /// How long kube-proxy may take after its rules are written.
-const SETTLE_LIMIT: Duration = Duration::from_secs(10);
+const SETTLE_LIMIT: Duration = Duration::from_mins(1);
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 const ASK_EVERY: Duration = Duration::from_millis(50);
 

@@ -47,38 +47,36 @@ impl fmt::Display for Differing {
     }
 }
 
-/// Compares at least so many clusters, from this seed on.
-pub fn run(clusters: usize, first_seed: u64) -> Result<(Comparison, Vec<Differing>)> {
-    let mut comparison = Comparison::default();
+/// Compares so many batches of clusters with each of the settings, and adds what it finds to `comparison`. The clusters follow those that it has
+/// seen: the first of all has this seed.
+pub fn run(comparison: &mut Comparison, batches: usize, first_seed: u64) -> Result<Vec<Differing>> {
     let mut differing = Vec::new();
-    let batches = clusters.div_ceil(usize::from(BATCH));
-    let mut seed = first_seed;
-    let all = ProxySettings::all();
-    for (number, settings) in all.iter().enumerate() {
+    for settings in &ProxySettings::all() {
         let mut reference = KubeProxy::start(settings)?;
-        for turn in 0..(batches + all.len() - 1 - number) / all.len() {
-            let zone = [Some(ZONES[0]), None, Some(ZONES[1]), Some(ZONES[2])][turn % 4];
-            let inputs: Vec<Inputs> = batch(settings, seed).collect();
-            seed += u64::from(BATCH);
-            differing.extend(compare_batch(&mut comparison, &mut reference, &inputs, zone)?);
+        for _ in 0..batches {
+            let seen = comparison.clusters;
+            let zone = [Some(ZONES[0]), None, Some(ZONES[1]), Some(ZONES[2])][seen / usize::from(BATCH) % 4];
+            let inputs: Vec<Inputs> = batch(settings, first_seed + u64::try_from(seen)?).collect();
+            differing.extend(compare_batch(comparison, &mut reference, &inputs, zone)?);
             if differing.len() >= DIFFERING_MAX {
-                return Ok((comparison, differing));
+                return Ok(differing);
             }
         }
     }
-    Ok((comparison, differing))
+    Ok(differing)
 }
 
 /// How many packets differ by each distortion; the first line is without any. Random clusters may lack what a distortion changes: batch after
-/// batch follows until each has shown, at most [`DISTORTED_BATCHES_MAX`].
-pub fn run_distorted(first_seed: u64) -> Result<Vec<(&'static str, usize)>> {
+/// batch follows until each has shown, at most [`DISTORTED_BATCHES_MAX`]. A batch has
+/// `size` clusters, 100 at most.
+pub fn run_distorted(first_seed: u64, size: usize) -> Result<Vec<(&'static str, usize)>> {
     let settings = &ProxySettings::all()[0];
     let zone = Some(ZONES[0]);
     let mut reference = KubeProxy::start(settings)?;
     let truth = Distortion { name: "nothing", apply: |_| {} };
     let mut found: Vec<(&Distortion, usize)> = [&truth].into_iter().chain(&DISTORTIONS).map(|one| (one, 0)).collect();
     for turn in 0..DISTORTED_BATCHES_MAX {
-        let inputs: Vec<Inputs> = batch(settings, first_seed + turn * u64::from(BATCH)).collect();
+        let inputs: Vec<Inputs> = batch(settings, first_seed + turn * u64::from(BATCH)).take(size).collect();
         let services: Vec<_> = inputs.iter().flat_map(|inputs| inputs.cluster.served_services(settings)).collect();
         let slices: Vec<_> = inputs.iter().flat_map(|inputs| inputs.cluster.served_slices()).collect();
         let rules = reference.rules_for(zone, &services, &slices)?;
