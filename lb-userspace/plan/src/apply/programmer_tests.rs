@@ -192,7 +192,7 @@ fn a_subject_that_can_never_be_written_delays_no_other_and_is_tried_ever_more_ra
     let mut programmer = Programmer::restore(MemoryStore::roomy(), PlanSettings::without_drain_max(), at(10)).unwrap();
     programmer.store_mut().broken = [std::net::IpAddr::from([10, 96, 0, 1])].into();
     let (mut failed, mut passes) = (0, 0);
-    for tenth in 0..1_200 {
+    for tenth in (0..1_200).step_by(5) {
         let now = at(10) + Duration::from_millis(100 * tenth);
         let other = WEB.replace("web", "db").replace("10.96.0.1", "10.96.0.2");
         let other = other.replace("10.0.0.1", &format!("10.0.1.{}", 1 + tenth % 200));

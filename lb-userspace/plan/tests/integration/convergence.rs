@@ -274,7 +274,7 @@ fn leaves_nothing_in_small_tables(steps: &[Step], (slots, backends, names): (u32
 }
 
 proptest! {
-    #![proptest_config(lb_seed::property(file!(), 500))]
+    #![proptest_config(lb_seed::property(file!(), lb_seed::short_or_long(100, 500)))]
 
     #[test]
     fn every_run_ends_at_the_truth(steps in steps(), run_max in run_max()) {

@@ -97,7 +97,7 @@ fn content(programmer: &Programmer<MemoryStore>) -> impl PartialEq + std::fmt::D
 }
 
 proptest! {
-    #![proptest_config(lb_seed::property(file!(), 200))]
+    #![proptest_config(lb_seed::property(file!(), lb_seed::short_or_long(50, 200)))]
 
     #[test]
     fn one_damage_is_one_finding_of_its_kind(damage in damage()) {
