@@ -1,5 +1,4 @@
-//! Mutants that cargo-mutants makes of lb-common, and of the agent and the crates below it, judged by the tests that need no kernel: all of them, or the part of a
-//! sample that the ladder tries.
+//! Mutants that cargo-mutants makes of lb-common, the agent and the crates below it, judged by the tests that need no kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +8,6 @@ use anyhow::{Context, Result, bail};
 use duct::{Expression, cmd};
 
 use super::SEED;
-use super::checkout::Checkout;
 use crate::process::say;
 use crate::setup;
 use crate::test::Tally;
@@ -32,34 +30,8 @@ const USERSPACE: [&str; 9] = [
     "lb-takeover",
 ];
 
-/// The files of the sample: each of their mutants was tried, and is caught or excluded in `.cargo/mutants.toml`. One that is missed later
-/// is therefore a test that became weaker.
-const SAMPLED_FILES: [&str; 9] = [
-    "lb-common/src/checksum.rs",
-    "lb-common/src/decide/affinity.rs",
-    "lb-common/src/decide/client.rs",
-    "lb-common/src/decide/icmp.rs",
-    "lb-common/src/decide/limit.rs",
-    "lb-common/src/decide/node_port.rs",
-    "lb-common/src/decide/rate.rs",
-    "lb-common/src/decide/related.rs",
-    "lb-common/src/decide/vip.rs",
-];
-
-/// The tests that judge the sample: they take about a second.
-const SAMPLE_TESTS: [&str; 2] = ["--lib", "--test=rules"];
-
-/// Mutants of the sample that the ladder tries: about four seconds each.
-const PART: usize = 8;
-
 /// Parts of all mutations in the long form of the ladder: each takes about an hour.
 const PARTS: usize = 56;
-
-/// No further mutant of the sample is tried after this.
-const SAMPLE_TIME: Duration = Duration::from_secs(35);
-
-/// Seconds that the tests of one mutant of the sample may take: one that takes longer loops.
-const SAMPLE_LIMIT_S: &str = "20";
 
 /// What became of the mutants of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -139,20 +111,6 @@ impl Part {
     fn arguments(self) -> [String; 2] {
         ["--sharding=round-robin".to_owned(), format!("--shard={}/{}", self.index, self.of)]
     }
-}
-
-/// Tries the first part of the sample, until the time is over: the same mutants for each commit, so that none is missed by chance.
-pub fn run_sample(workspace: &Workspace) -> Result<Tally> {
-    setup::mutants(workspace)?;
-    let root = Checkout::restore(workspace)?.root;
-    let mut which: Vec<String> = SAMPLED_FILES.iter().map(|file| format!("--file={file}")).collect();
-    let run = |which| Run { workspace, root: root.clone(), target: workspace.target().join("mutations/host"), which };
-    let all = run(which.clone()).count()?;
-    let of = all.div_ceil(PART).max(1);
-    let part = Part { index: 0, of };
-    which.extend(part.arguments());
-    let how = ["--in-place", "--build-timeout=60", "--timeout", SAMPLE_LIMIT_S];
-    run(which).judge(&format!("part {} of {of} of the sample", part.index + 1), &how, &SAMPLE_TESTS, Some(SAMPLE_TIME))
 }
 
 /// Tries all mutants that `filter`, a regular expression, fits, or a part of them, or as many as can be tried in this time; in random
@@ -324,11 +282,8 @@ mod tests {
     }
 
     #[test]
-    fn the_files_of_the_sample_and_the_exclusions_are_there() {
+    fn the_files_of_the_exclusions_are_there() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout");
-        for file in SAMPLED_FILES {
-            assert!(root.join(file).is_file(), "{file}");
-        }
         let text = fs::read_to_string(root.join(".cargo/mutants.toml")).expect("readable");
         let table: toml::Table = text.parse().expect("TOML");
         let excluded = table["exclude_re"].as_array().expect("a list");

@@ -27,14 +27,10 @@ use crate::workspace::{Workspace, is_root};
 const MUTATIONS_MIN: usize = 10;
 
 /// So many are in the share of a run of the ladder. Each commit tries the same ones, so that none fails by chance. `cargo xtask mutate` tries all.
-const MUTATIONS_A_RUN: usize = 5;
+const MUTATIONS_A_RUN: usize = 3;
 
 /// The binaries whose tests judge mutations of the programs.
 pub const JUDGES: [&str; 3] = ["core", "packets", "namespaces"];
-
-/// A run of the ladder begins no mutation that would end later than this, if it took as long as the longest before it. The first is tried
-/// however long it takes.
-const SHARE_TIME: Duration = Duration::from_secs(110);
 
 /// Random tests ask the same in each run: a mutation that they notice stays noticed, here and elsewhere.
 const SEED: (&str, &str) = ("BALLAST_TEST_SEED", "1");
@@ -53,11 +49,8 @@ pub struct MutateArgs {
     /// Only the mutants that cargo-mutants makes; without this and without a choice, the seeded mutations and these.
     #[arg(long)]
     generated: bool,
-    /// Only the part of these that the ladder tries.
-    #[arg(long, conflicts_with_all = ["filter", "file", "from", "generated", "minutes", "list"])]
-    sample: bool,
     /// Only one of N equal parts of the mutants that cargo-mutants makes: the K-th one, from 1 on.
-    #[arg(long, value_name = "K/N", value_parser = Part::parse, conflicts_with_all = ["sample", "list"])]
+    #[arg(long, value_name = "K/N", value_parser = Part::parse, conflicts_with = "list")]
     part: Option<Part>,
     /// How long cargo-mutants may take, in minutes; else until all mutants are tried.
     #[arg(long, value_name = "N")]
@@ -70,9 +63,6 @@ pub struct MutateArgs {
 /// Runs the command.
 pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
     let time = args.minutes.map(Duration::from_mins);
-    if args.sample {
-        return conclude(&generated::run_sample(workspace)?);
-    }
     if args.generated {
         return conclude(&generated::run_all(workspace, args.filter.as_deref(), args.part, time)?);
     }
@@ -90,7 +80,7 @@ pub fn run(workspace: &Workspace, args: &MutateArgs) -> Result<()> {
     // Rungs that start the agent give it the mutated programs.
     compile::build(workspace, toolchain, false)?;
     let built = Built::build(workspace, &judges(&workspace.root, &mutations)?)?;
-    let mut tally = run_seeded(workspace, toolchain, &built, &mutations, None);
+    let mut tally = run_seeded(workspace, toolchain, &built, &mutations);
     if args.filter.is_none() && args.file.is_none() && args.from.is_none() {
         tally += generated::run_all(workspace, None, args.part, time)?;
     }
@@ -121,9 +111,8 @@ fn conclude(tally: &Tally) -> Result<()> {
     Ok(())
 }
 
-/// Runs a share of the seeded mutations, as a rung of the ladder, beside a part of the sample of cargo-mutants.
+/// Runs a share of the seeded mutations, as a rung of the ladder.
 pub fn run_share(workspace: &Workspace, toolchain: Toolchain, built: &Built) -> Result<Tally> {
-    let started = Instant::now();
     let mutations = read(workspace)?;
     if mutations.len() < MUTATIONS_MIN {
         bail!("{} mutations in tests/mutations, expected at least {MUTATIONS_MIN}", mutations.len());
@@ -131,20 +120,13 @@ pub fn run_share(workspace: &Workspace, toolchain: Toolchain, built: &Built) -> 
     let all = mutations.len();
     let share = spread(mutations);
     say(&format!("{} of {all} mutations; `cargo xtask mutate` tries all", share.len()));
-    std::thread::scope(|scope| {
-        let seeded = scope.spawn(|| run_seeded(workspace, toolchain, built, &share, Some(started + SHARE_TIME)));
-        let sample = generated::run_sample(workspace);
-        let mut tally = seeded.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        tally += sample.unwrap_or_else(|error| Tally::one(&format!("mutants of cargo-mutants: {error:#}"), false));
-        Ok(tally)
-    })
+    Ok(run_seeded(workspace, toolchain, built, &share))
 }
 
 /// Tries a part of all mutations, seeded ones and those of cargo-mutants.
 pub fn run_part(workspace: &Workspace, toolchain: Toolchain, built: &Built, part: Part) -> Result<Tally> {
-    host::check_unmutated(workspace)?;
     let seeded = part.of(read(workspace)?.into_iter());
-    let mut tally = run_seeded(workspace, toolchain, built, &seeded, None);
+    let mut tally = run_seeded(workspace, toolchain, built, &seeded);
     tally += generated::run_all(workspace, None, Some(part), None)?;
     Ok(tally)
 }
@@ -157,39 +139,26 @@ fn judges(root: &Path, mutations: &[Mutation]) -> Result<Vec<&'static str>> {
     Ok(all.into_iter().collect())
 }
 
-/// Every n-th mutation: neighbours in the file break like things.
+/// Every n-th mutation, from the middle of the first n on: neighbours in the file break like things.
 fn spread(mutations: Vec<Mutation>) -> Vec<Mutation> {
     let step = mutations.len().div_ceil(MUTATIONS_A_RUN).max(1);
-    mutations.into_iter().step_by(step).collect()
+    mutations.into_iter().skip(step / 2).step_by(step).collect()
 }
 
 fn read(workspace: &Workspace) -> Result<Vec<Mutation>> {
     table::read(&workspace.root.join("tests/mutations"))
 }
 
-/// A mutation passes if a test noticed it. One that cannot be tried fails, and the others are tried none the less. None but the first is begun
-/// that would end after `end`; those that found no time neither pass nor fail.
-fn run_seeded(
-    workspace: &Workspace,
-    toolchain: Toolchain,
-    built: &Built,
-    mutations: &[Mutation],
-    end: Option<Instant>,
-) -> Tally {
+/// A mutation passes if a test noticed it. One that cannot be tried fails, and the others are tried none the less.
+fn run_seeded(workspace: &Workspace, toolchain: Toolchain, built: &Built, mutations: &[Mutation]) -> Tally {
     let mut tally = Tally::default();
-    let mut longest = Duration::ZERO;
-    for (tried, mutation) in mutations.iter().enumerate() {
-        if tried > 0 && end.is_some_and(|end| Instant::now() + longest >= end) {
-            say(&format!("no time for {} of the {} mutations", mutations.len() - tried, mutations.len()));
-            break;
-        }
+    for mutation in mutations {
         let started = Instant::now();
         let (word, noticed) = match seeded::judge(workspace, toolchain, built, mutation) {
             Ok(Some(noticed)) => (format!("noticed in {} by {}", noticed.rung, noticed.test), true),
             Ok(None) => (format!("went unnoticed: {}", mutation.breaks), false),
             Err(error) => (format!("could not be tried: {error:#}"), false),
         };
-        longest = longest.max(started.elapsed());
         say(&format!("mutation {:?}: {word} in {:.1} s", mutation.name, started.elapsed().as_secs_f64()));
         tally += Tally::one(&format!("mutation {:?} {word}", mutation.name), noticed);
     }
