@@ -1,5 +1,6 @@
 //! The real agent on a node of the tests: started, fed with manifests, asked, killed.
 
+mod command;
 mod manifest;
 mod metrics;
 
@@ -17,11 +18,11 @@ use nix::unistd::Pid;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::Value;
 
+pub use command::binary;
 pub use manifest::{Endpoint, External, Manifest, Port, Protocol, Service};
 
 use crate::peers::eventually;
 use crate::steps::{Step, Stepped};
-use crate::test_run;
 use crate::topology::{NetNs, Node};
 
 /// How long an agent may take to make a change. Generous: a test machine may be busy.
@@ -75,33 +76,7 @@ impl Agent {
     pub fn prepare_in(node: &Node, run_dir: &Path, flags: &[&str]) -> Result<Self> {
         let folder = node.run_dir().join("manifest");
         std::fs::create_dir_all(&folder)?;
-        let mut arguments: Vec<String> = vec!["agent".into()];
-        let mut has_source = false;
-        for flag in flags {
-            has_source |= *flag == "--source" || flag.starts_with("--source=");
-            arguments.push((*flag).into());
-        }
-        if !has_source {
-            arguments.push(format!("--source=file={}", folder.display()));
-        }
-        // Most clusters of tests have no Node objects.
-        if flags.contains(&"--source=kube") && !flags.iter().any(|flag| flag.starts_with("--node-wait=")) {
-            arguments.push("--node-wait=0s".into());
-        }
-        arguments.push(format!("--node-name={}", node.node_name()));
-        arguments.push(format!("--cgroup-root={}", node.cgroup().display()));
-        arguments.push(format!("--bpffs={}", node.bpffs().display()));
-        arguments.push(format!("--run-dir={}", run_dir.display()));
-        arguments.extend(other_programs()?);
-        let metrics = flags.iter().find_map(|flag| flag.strip_prefix("--metrics-bind="));
-        let loopback = node.families().loopback();
-        let asked_at = metrics.map_or(Ok(SocketAddr::new(loopback, 10249)), str::parse)?;
-        if metrics.is_none() {
-            arguments.push(format!("--metrics-bind={asked_at}"));
-        }
-        if !flags.iter().any(|flag| flag.starts_with("--health-bind=")) {
-            arguments.push(format!("--health-bind={}", SocketAddr::new(loopback, 10256)));
-        }
+        let (arguments, asked_at) = command::arguments(node, run_dir, &folder, flags)?;
         Ok(Self {
             netns: node.netns().clone(),
             binary: None,
@@ -110,7 +85,7 @@ impl Agent {
             bpffs: node.bpffs().to_owned(),
             home: node.run_dir().to_owned(),
             run_dir: run_dir.to_owned(),
-            asked_at: asked_at.ip(),
+            asked_at,
             child: None,
         })
     }
@@ -137,6 +112,13 @@ impl Agent {
             ensure!(start.elapsed() < START, "the agent is not ready within {START:?}:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(30));
         }
+    }
+
+    /// The same with other flags, on the same node. The agent before is killed; what it pinned stays, and programs that these flags do not change
+    /// are not verified again.
+    pub fn restart_with(&mut self, node: &Node, flags: &[&str]) -> Result<()> {
+        (self.arguments, self.asked_at) = command::arguments(node, &self.run_dir, &self.folder, flags)?;
+        self.restart()
     }
 
     /// Starts it without waiting for anything.
@@ -173,7 +155,7 @@ impl Agent {
     }
 
     fn program(&self) -> Result<Command> {
-        Ok(command(match &self.binary {
+        Ok(command::of(match &self.binary {
             Some(binary) => binary.clone(),
             None => binary()?,
         }))
@@ -355,38 +337,4 @@ impl Drop for Agent {
             netns.run(|| command.status()).ok();
         }
     }
-}
-
-/// The flag that has the agent load the programs under test, where `BALLAST_TEST_OBJECT` names others than the workspace's own.
-fn other_programs() -> Result<Option<String>> {
-    let Some(object) = std::env::var_os("BALLAST_TEST_OBJECT").map(PathBuf::from) else { return Ok(None) };
-    let own = test_run::workspace().join("target/bpf/ballast.o");
-    let is_own = object == own || std::fs::read(&object)? == std::fs::read(&own).unwrap_or_default();
-    Ok((!is_own).then(|| format!("--programs={}", object.display())))
-}
-
-/// The agent: by itself, or started by `$BALLAST_CONFINED` (`ballast-confined`), which takes rights from it.
-fn command(binary: PathBuf) -> Command {
-    match std::env::var_os("BALLAST_CONFINED") {
-        Some(launcher) => {
-            let mut command = Command::new(launcher);
-            command.arg(binary);
-            command
-        }
-        None => Command::new(binary),
-    }
-}
-
-/// The agent's binary: `$BALLAST_BIN`, else the newest of those that the workspace built.
-pub fn binary() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("BALLAST_BIN") {
-        return Ok(path.into());
-    }
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
-    let newest = ["debug", "release"]
-        .map(|profile| target.join(profile).join("ballast"))
-        .into_iter()
-        .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
-        .max();
-    newest.map(|(_, path)| path).context("no agent was built: run `cargo xtask build`, or set BALLAST_BIN")
 }

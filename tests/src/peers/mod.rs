@@ -61,11 +61,13 @@ pub fn mapped(to: SocketAddr) -> SocketAddr {
 pub fn eventually<T>(what: &str, limit: Duration, mut check: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
+        let asked = Instant::now();
         if let Some(found) = check() {
             return found;
         }
         assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
-        std::thread::sleep(Duration::from_millis(20));
+        // A check that takes long leaves as much time to what it waits for.
+        std::thread::sleep(asked.elapsed().clamp(Duration::from_millis(20), Duration::from_millis(200)));
     }
 }
 

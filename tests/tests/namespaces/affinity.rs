@@ -2,7 +2,8 @@
 //!
 //! The services go round robin. A client that is not remembered goes to the backend that its hash names, another one in each period of the timeout.
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
@@ -26,6 +27,55 @@ fn udp(from: &NetNs, to: SocketAddr) -> String {
     Datagrams::unconnected(from, fresh_port(), to).unwrap().ask_at(to, "hello").unwrap().server
 }
 
+/// A node with three backends, and the services of all scenes on it: each scene changes its own.
+struct Scene {
+    agent: Agent,
+    services: RefCell<Vec<Service>>,
+    fixture: Fixture,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let fixture = Fixture::new("affinity", Pods::Routed, 3, NodeOptions::default());
+        let agent = fixture.agent(&Manifest::default(), &FLAGS);
+        Self { agent, services: RefCell::default(), fixture }
+    }
+
+    /// A service that no other scene has.
+    fn service(&self, name: &'static str, last: u8) -> Service {
+        Service::standard(name, last, self.fixture.endpoints())
+    }
+
+    /// The manifest with this state of the service.
+    fn with(&self, service: &Service) -> Manifest {
+        let mut all = self.services.borrow_mut();
+        all.retain(|other| other.name != service.name);
+        all.push(service.clone());
+        Manifest::of(all.clone())
+    }
+
+    fn apply(&self, service: &Service) {
+        self.agent.apply(&self.with(service)).unwrap();
+    }
+}
+
+#[test]
+fn clients_come_back_to_their_backends() {
+    let mut scene = Scene::new();
+    a_client_comes_back_to_its_backend_and_without_affinity_does_not(&scene);
+    all_frontends_of_a_service_port_share_it_and_other_ports_do_not(&scene);
+    first_connections_that_a_client_makes_at_once_reach_one_backend(&scene);
+    a_backend_that_drains_or_rests_is_left_for_good(&scene);
+    a_restart_of_the_agent_forgets_nobody(&mut scene);
+}
+
+#[test]
+fn clients_are_remembered_for_their_time() {
+    let scene = Scene::new();
+    its_time_begins_anew_with_each_connection(&scene);
+    after_its_time_a_client_meets_another_backend_by_chance(&scene);
+}
+
 /// Asks from the pod and from the host, by both protocols and families.
 fn each_way(fixture: &Fixture, service: &Service, check: impl Fn(&dyn Fn() -> String, &str)) {
     for (netns, whose) in [(fixture.client.netns(), "pod"), (fixture.node.netns(), "host")] {
@@ -38,19 +88,19 @@ fn each_way(fixture: &Fixture, service: &Service, check: impl Fn(&dyn Fn() -> St
     }
 }
 
-#[test]
-fn a_client_comes_back_to_its_backend_and_without_affinity_does_not() {
-    let fixture = Fixture::new("sticky", Pods::Routed, 3, NodeOptions::default());
-    let plain = fixture.web();
+fn a_client_comes_back_to_its_backend_and_without_affinity_does_not(scene: &Scene) {
+    let (fixture, agent) = (&scene.fixture, &scene.agent);
+    let plain = scene.service("sticky", 10);
     let service = plain.clone().remembering(600);
-    let agent = fixture.agent(&Manifest::of([plain.clone()]), &FLAGS);
-    each_way(&fixture, &plain, |ask, way| assert_ne!(ask(), ask(), "{way}"));
-    agent.write(&Manifest::of([service.clone()])).unwrap();
+    scene.apply(&plain);
+    each_way(fixture, &plain, |ask, way| assert_ne!(ask(), ask(), "{way}"));
+    agent.write(&scene.with(&service)).unwrap();
     eventually("the tables hold the affinity", SOON, || {
         let list = agent.json(&["get", "services", "-A"]).ok()?;
-        list["items"].as_array()?.iter().all(|port| port["affinitySeconds"] == 600).then_some(())
+        let mut own = list["items"].as_array()?.iter().filter(|port| port["name"] == "sticky");
+        own.all(|port| port["affinitySeconds"] == 600).then_some(())
     });
-    each_way(&fixture, &service, |ask, way| {
+    each_way(fixture, &service, |ask, way| {
         let first = ask();
         for _ in 0..8 {
             assert_eq!(ask(), first, "{way}");
@@ -58,13 +108,13 @@ fn a_client_comes_back_to_its_backend_and_without_affinity_does_not() {
     });
 }
 
-#[test]
-fn all_frontends_of_a_service_port_share_it_and_other_ports_do_not() {
-    let fixture = Fixture::new("shared", Pods::Routed, 3, NodeOptions::default());
+fn all_frontends_of_a_service_port_share_it_and_other_ports_do_not(scene: &Scene) {
+    let fixture = &scene.fixture;
     let external = External { node_ports: vec![30_080], ..External::default() };
-    let service = fixture.web().with(external).remembering(600);
-    let other = Service::standard("other", 11, fixture.endpoints()).remembering(600);
-    let agent = fixture.agent(&Manifest::of([service.clone(), other.clone()]), &FLAGS);
+    let service = scene.service("shared", 11).with(external).remembering(600);
+    let other = scene.service("other", 12).remembering(600);
+    scene.apply(&service);
+    scene.apply(&other);
     let client = fixture.client.netns();
     let to = service.frontends(Protocol::Tcp)[0];
     let first = tcp(client, to);
@@ -73,38 +123,35 @@ fn all_frontends_of_a_service_port_share_it_and_other_ports_do_not() {
     let second = tcp(client, other.frontends(Protocol::Tcp)[0]);
     assert_eq!(tcp(client, other.frontends(Protocol::Tcp)[0]), second);
     assert_eq!(tcp(client, to), first);
-    drop(agent);
 }
 
 /// Leads the client away from the backend that its hash names, so that only its affinity keeps it at another one. Returns both.
-fn lead_away(agent: &Agent, service: &Service, ask: impl Fn() -> String) -> [String; 2] {
+fn lead_away(apply: impl Fn(&Service), service: &Service, ask: impl Fn() -> String) -> [String; 2] {
     let named = ask();
     let index: usize = named[1..].parse().unwrap();
     let mut without = service.clone();
     without.endpoints.remove(index);
-    agent.apply(&Manifest::of([without])).unwrap();
+    apply(&without);
     let other = ask();
     assert_ne!(named, other);
-    agent.apply(&Manifest::of([service.clone()])).unwrap();
+    apply(service);
     assert_eq!(ask(), other, "it stays where it is now");
     [named, other]
 }
 
-#[test]
-fn its_time_begins_anew_with_each_connection() {
+fn its_time_begins_anew_with_each_connection(scene: &Scene) {
     const TIME: Duration = Duration::from_secs(4);
-    let fixture = Fixture::new("timeout", Pods::Routed, 3, NodeOptions::default());
-    let service = fixture.web().remembering(4);
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &FLAGS);
-    let client = fixture.client.netns();
+    let service = scene.service("timeout", 10).remembering(4);
+    scene.apply(&service);
+    let client = scene.fixture.client.netns();
     for (to, ask) in [
         (service.frontends(Protocol::Tcp)[0], tcp as fn(&NetNs, SocketAddr) -> String),
         (service.frontends(Protocol::Udp)[1], udp),
     ] {
-        let [_, other] = lead_away(&agent, &service, || ask(client, to));
+        let [_, other] = lead_away(|service| scene.apply(service), &service, || ask(client, to));
         let mut last = Instant::now();
-        assert_eq!(ask(client, to), other, "{to}");
-        for _ in 0..8 {
+        // Together longer than its time.
+        for _ in 0..5 {
             std::thread::sleep(Duration::from_millis(900));
             let begun = Instant::now();
             let server = ask(client, to);
@@ -142,18 +189,17 @@ fn udp_as(client: Ipv4Addr, to: SocketAddr) -> String {
 
 /// As the end-to-end test of Kubernetes "should have session affinity timeout work", for cluster IP and node port. There one client asks again and again,
 /// until it meets another backend. Here 20 clients ask once after their time. Nobody meets another one of the three by chance: by 3^-20, 3 in 10^10.
-#[test]
-fn after_its_time_a_client_meets_another_backend_by_chance() {
+fn after_its_time_a_client_meets_another_backend_by_chance(scene: &Scene) {
     const TIME: Duration = Duration::from_secs(2);
     const CLIENTS: u8 = 20;
-    let fixture = Fixture::new("free", Pods::Routed, 3, NodeOptions::default());
+    let fixture = &scene.fixture;
     let addresses = [0, 1, 2].map(|way| (1..=CLIENTS).map(move |last| Ipv4Addr::new(10, 77, way, last)));
     let lines = addresses.iter().cloned().flatten().map(|client| format!("address add {client}/32 dev lo\n"));
     fixture.client.namespace().ip(&lines.collect::<String>()).unwrap();
     fixture.node.namespace().ip(&format!("route add 10.77.0.0/16 dev {}", fixture.client.link())).unwrap();
     let external = External { node_ports: vec![30_080], ..External::default() };
-    let service = fixture.web().with(external).remembering(2);
-    let _agent = fixture.agent(&Manifest::of([service.clone()]), &FLAGS);
+    let service = scene.service("free", 11).with(external).remembering(2);
+    scene.apply(&service);
     let node_port = SocketAddr::new(fixture.node.addresses().v4.into(), 30_080);
     let ways = [
         (service.frontends(Protocol::Tcp)[0], tcp_as as fn(Ipv4Addr, SocketAddr) -> String),
@@ -181,15 +227,11 @@ fn after_its_time_a_client_meets_another_backend_by_chance() {
     }
 }
 
-#[test]
-fn first_connections_that_a_client_makes_at_once_reach_one_backend() {
-    let fixture = Fixture::new("atonce", Pods::Routed, 3, NodeOptions::default());
-    let services: Vec<Service> = ["s0", "s1", "s2", "s3", "s4", "s5"]
-        .into_iter()
-        .zip(10..)
-        .map(|(name, last)| Service::standard(name, last, fixture.endpoints()).remembering_long())
-        .collect();
-    let _agent = fixture.agent(&Manifest::of(services.clone()), &FLAGS);
+fn first_connections_that_a_client_makes_at_once_reach_one_backend(scene: &Scene) {
+    let fixture = &scene.fixture;
+    let names = ["s0", "s1", "s2", "s3", "s4", "s5"].into_iter().zip(20..);
+    let services: Vec<Service> = names.map(|(name, last)| scene.service(name, last).remembering_long()).collect();
+    services.iter().for_each(|service| scene.apply(service));
     let mut met = BTreeSet::new();
     for netns in [fixture.client.netns(), fixture.node.netns()] {
         for service in &services {
@@ -220,7 +262,8 @@ fn a_flood_of_syns_takes_no_client_from_its_backend() {
     let to = service.frontends(Protocol::Tcp)[0];
     let SocketAddr::V4(target) = to else { panic!("the first frontend is IPv4") };
     let places = [fixture.client.netns(), fixture.node.netns()];
-    let before = places.map(|netns| lead_away(&agent, &service, || tcp(netns, to)));
+    let apply = |service: &Service| agent.apply(&Manifest::of([service.clone()])).unwrap();
+    let before = places.map(|netns| lead_away(apply, &service, || tcp(netns, to)));
     let counted = Counters::read(agent.bpffs()).unwrap();
     let flooding = attacker.netns().spawn(move || {
         let flood = Flood::new().unwrap();
@@ -236,12 +279,11 @@ fn a_flood_of_syns_takes_no_client_from_its_backend() {
     }
 }
 
-#[test]
-fn a_backend_that_drains_or_rests_is_left_for_good() {
-    let fixture = Fixture::new("leave", Pods::Routed, 3, NodeOptions::default());
-    let service = fixture.web().remembering(600);
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &FLAGS);
-    each_way(&fixture, &service, |ask, way| {
+fn a_backend_that_drains_or_rests_is_left_for_good(scene: &Scene) {
+    let fixture = &scene.fixture;
+    let service = scene.service("leave", 13).remembering(600);
+    scene.apply(&service);
+    each_way(fixture, &service, |ask, way| {
         for rests in [false, true] {
             let first = ask();
             let index: usize = first[1..].parse().unwrap();
@@ -252,29 +294,29 @@ fn a_backend_that_drains_or_rests_is_left_for_good() {
             } else {
                 without.endpoints.remove(index);
             }
-            agent.apply(&Manifest::of([without])).unwrap();
+            scene.apply(&without);
             let second = ask();
             assert_ne!(first, second, "{way}, rests: {rests}");
             assert_eq!(ask(), second, "{way}, rests: {rests}");
-            agent.apply(&Manifest::of([service.clone()])).unwrap();
+            scene.apply(&service);
             assert_eq!(ask(), second, "{way}, rests: {rests}: it stays where it is now");
         }
     });
 }
 
-#[test]
-fn a_restart_of_the_agent_forgets_nobody() {
-    let fixture = Fixture::new("restart", Pods::Routed, 3, NodeOptions::default());
-    let service = fixture.web().remembering(600);
-    let mut agent = fixture.agent(&Manifest::of([service.clone()]), &FLAGS);
-    let all: std::cell::RefCell<Vec<String>> = std::cell::RefCell::default();
-    each_way(&fixture, &service, |ask, _| all.borrow_mut().push(ask()));
-    agent.kill();
-    let left = std::cell::RefCell::new(all.borrow().iter().cloned().collect::<std::collections::VecDeque<_>>());
-    each_way(&fixture, &service, |ask, way| {
-        assert_eq!(Some(ask()), left.borrow_mut().pop_front(), "agent dead: {way}");
-    });
-    agent.restart().unwrap();
-    let left = std::cell::RefCell::new(all.borrow().iter().cloned().collect::<std::collections::VecDeque<_>>());
-    each_way(&fixture, &service, |ask, way| assert_eq!(Some(ask()), left.borrow_mut().pop_front(), "restarted: {way}"));
+fn a_restart_of_the_agent_forgets_nobody(scene: &mut Scene) {
+    let service = scene.service("restart", 14).remembering(600);
+    scene.apply(&service);
+    let all: RefCell<VecDeque<String>> = RefCell::default();
+    each_way(&scene.fixture, &service, |ask, _| all.borrow_mut().push_back(ask()));
+    scene.agent.kill();
+    let same = |at: &str| {
+        let left = RefCell::new(all.borrow().clone());
+        each_way(&scene.fixture, &service, |ask, way| {
+            assert_eq!(Some(ask()), left.borrow_mut().pop_front(), "{at}: {way}");
+        });
+    };
+    same("agent dead");
+    scene.agent.restart().unwrap();
+    same("restarted");
 }

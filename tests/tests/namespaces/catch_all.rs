@@ -32,15 +32,24 @@ fn refused(from: &NetNs, service: &Service) {
 }
 
 #[test]
-fn a_pod_created_while_no_agent_runs_is_served() {
+fn pods_are_served_from_their_first_packet_on_whether_an_agent_runs_or_not() {
     for pods in [Pods::Routed, Pods::Bridged] {
-        for rp_filter in [0, 1] {
-            let fixture = Fixture::new("orphan", pods, 2, NodeOptions { rp_filter, ..NodeOptions::default() });
-            let service = fixture.web();
-            let empty = Service::standard("empty", 11, vec![]);
-            let mut agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
+        let fixture = Fixture::new("catchall", pods, 2, NodeOptions { rp_filter: 0, ..NodeOptions::default() });
+        let service = fixture.web();
+        let empty = Service::standard("empty", 11, vec![]);
+        let mut agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &[]);
+        for index in 0..8 {
+            // At once, whether the agent has seen the link or not.
+            let newborn = fixture.pod(&format!("new{index}"));
+            served(newborn.netns(), &service);
+        }
+        for rp_filter in ["0", "1"] {
+            for scope in ["all", "default"] {
+                let key = format!("net/ipv4/conf/{scope}/rp_filter");
+                fixture.node.namespace().sysctl(&key, rp_filter).unwrap();
+            }
             agent.kill();
-            let orphan = fixture.pod("orphan");
+            let orphan = fixture.pod(&format!("orphan{rp_filter}"));
             served(orphan.netns(), &service);
             refused(orphan.netns(), &empty);
             // A connection made meanwhile goes on when the agent comes and attaches to the pod's link.
@@ -61,30 +70,19 @@ fn a_pod_created_while_no_agent_runs_is_served() {
 }
 
 #[test]
-fn a_pods_first_packets_are_served() {
-    for pods in [Pods::Routed, Pods::Bridged] {
-        let fixture = Fixture::new("first", pods, 2, NodeOptions::default());
-        let service = fixture.web();
-        let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
-        for index in 0..8 {
-            // At once, whether the agent has seen the link or not.
-            let newborn = fixture.pod(&format!("new{index}"));
-            served(newborn.netns(), &service);
-        }
-    }
-}
-
-#[test]
 fn clients_from_outside_reach_local_backends_by_xdp_and_by_tc() {
+    let options = NodeOptions { pod_checksums: Checksums::Complete, ..NodeOptions::default() };
+    let fixture = Fixture::new("outside", Pods::Routed, 2, options);
+    let outside = fixture.topology.outside("out", &fixture.node).unwrap();
+    // As on a wire: what arrives at XDP carries complete checksums.
+    set_checksums(outside.namespace(), "eth0", Checksums::Complete).unwrap();
+    let service = fixture.web();
+    let empty = Service::standard("empty", 11, vec![]);
+    let mut agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &["--xdp-mode", "native"]);
     for mode in ["native", "generic", "off"] {
-        let options = NodeOptions { pod_checksums: Checksums::Complete, ..NodeOptions::default() };
-        let fixture = Fixture::new("outside", Pods::Routed, 2, options);
-        let outside = fixture.topology.outside("out", &fixture.node).unwrap();
-        // As on a wire: what arrives at XDP carries complete checksums.
-        set_checksums(outside.namespace(), "eth0", Checksums::Complete).unwrap();
-        let service = fixture.web();
-        let empty = Service::standard("empty", 11, vec![]);
-        let agent = fixture.agent(&Manifest::of([service.clone(), empty.clone()]), &["--xdp-mode", mode]);
+        if mode != "native" {
+            agent.restart_with(&fixture.node, &["--xdp-mode", mode]).unwrap();
+        }
         served(outside.netns(), &service);
         refused(outside.netns(), &empty);
         let status = agent.json(&["status"]).unwrap().to_string();

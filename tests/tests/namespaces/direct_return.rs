@@ -68,6 +68,15 @@ impl Scenario {
         self.nodes.iter().map(|node| Agent::start_with(node, &manifest, &flags).unwrap()).collect()
     }
 
+    /// The same with other flags.
+    fn restart(&self, agents: &mut [Agent], flags: &[&str]) {
+        let peers = peers_flag(&self.nodes);
+        let flags = [&[peers.as_str()], flags].concat();
+        for (node, agent) in self.nodes.iter().zip(agents) {
+            agent.restart_with(node, &flags).unwrap();
+        }
+    }
+
     /// Where the client may ask: the load balancer's addresses, and the first node's by its node ports.
     fn asked(&self, protocol: Protocol) -> Vec<SocketAddr> {
         let (port, node_port) = match protocol {
@@ -105,41 +114,40 @@ impl Scenario {
     }
 }
 
+/// The first node's agent has sent packets whole since this count, and no answer ever came back through it.
+fn answered_directly(agents: &[Agent], before: u64) {
+    assert!(agents[0].counted(Outcome::Tunnelled).unwrap() > before);
+    assert_eq!(agents[0].counted(Outcome::Replied).unwrap(), 0, "no answer comes back through the first node");
+}
+
 #[test]
-fn the_backends_node_answers_by_itself_at_tc() {
-    let scenario = Scenario::new("dsr-tc");
-    let agents = scenario.agents("dsr", &["--xdp-mode=off"]);
+fn the_backends_node_answers_by_itself_at_tc_and_at_xdp() {
+    let scenario = Scenario::new("dsr");
+    let mut agents = scenario.agents("dsr", &["--xdp-mode=off"]);
     scenario.everywhere_the_client_is_seen("tc");
-    assert!(agents[0].counted(Outcome::Tunnelled).unwrap() > 0);
-    assert_eq!(agents[0].counted(Outcome::Replied).unwrap(), 0, "no answer comes back through the first node");
+    answered_directly(&agents, 0);
+    connections_go_on_by_another_node(&scenario, &agents);
+    for mode in ["generic", "native"] {
+        // As on a real card: with native XDP the frames leave from XDP, and are opened there.
+        let wire = scenario.topology.wire();
+        let _passing: Vec<XdpPass> =
+            scenario.nodes.iter().map(|node| XdpPass::attach(wire, &node.port()).unwrap()).collect();
+        scenario.restart(&mut agents, &[&format!("--xdp-mode={mode}")]);
+        let before = agents[0].counted(Outcome::Tunnelled).unwrap();
+        scenario.everywhere_the_client_is_seen(mode);
+        answered_directly(&agents, before);
+    }
+    scenario.restart(&mut agents, &["--drain-period=4s", "--drain-max=1h"]);
+    connections_to_a_backend_that_is_gone_end_with_the_drain_period(&scenario, &agents);
+    let hybrid = Manifest::of([scenario.service("hybrid")]);
+    agents.iter().for_each(|agent| agent.apply(&hybrid).unwrap());
+    hybrid_is_for_tcp_alone(&scenario);
+    let manifest = Manifest::of([scenario.service("dsr")]);
+    agents.iter().for_each(|agent| agent.apply(&manifest).unwrap());
+    who_is_no_peer_is_not_served(&scenario, &mut agents);
 }
 
-#[test]
-fn the_backends_node_answers_by_itself_at_xdp() {
-    let scenario = Scenario::new("dsr-xdp");
-    let agents = scenario.agents("dsr", &["--xdp-mode=generic"]);
-    scenario.everywhere_the_client_is_seen("xdp");
-    assert!(agents[0].counted(Outcome::Tunnelled).unwrap() > 0);
-    assert_eq!(agents[0].counted(Outcome::Replied).unwrap(), 0, "no answer comes back through the first node");
-}
-
-/// As on a real card: the frames leave from XDP, and are opened there.
-#[test]
-fn the_backends_node_answers_by_itself_at_native_xdp() {
-    let scenario = Scenario::new("dsr-native");
-    let wire = scenario.topology.wire();
-    let _passing: Vec<XdpPass> =
-        scenario.nodes.iter().map(|node| XdpPass::attach(wire, &node.port()).unwrap()).collect();
-    let agents = scenario.agents("dsr", &["--xdp-mode=native"]);
-    scenario.everywhere_the_client_is_seen("native XDP");
-    assert!(agents[0].counted(Outcome::Tunnelled).unwrap() > 0);
-    assert_eq!(agents[0].counted(Outcome::Replied).unwrap(), 0, "no answer comes back through the first node");
-}
-
-#[test]
-fn hybrid_is_for_tcp_alone() {
-    let scenario = Scenario::new("hybrid");
-    let _agents = scenario.agents("hybrid", &[]);
+fn hybrid_is_for_tcp_alone(scenario: &Scenario) {
     let tcp = scenario.asked(Protocol::Tcp)[0];
     let mut stream = Stream::connect(scenario.client.netns(), tcp).unwrap();
     assert_eq!(stream.ask("who").unwrap().peer, stream.local().unwrap());
@@ -149,10 +157,8 @@ fn hybrid_is_for_tcp_alone() {
 }
 
 /// It serves its own backends, and says what it does not.
-#[test]
-fn a_node_that_knows_no_other_is_told_so() {
-    let scenario = Scenario::new("dsr-alone");
-    let agent = Agent::start_with(&scenario.nodes[2], &Manifest::of([scenario.service("")]), &["--mode=dsr"]).unwrap();
+fn a_node_that_knows_no_other_is_told_so(scenario: &Scenario, agent: &mut Agent) {
+    agent.restart_with(&scenario.nodes[2], &["--mode=dsr"]).unwrap();
     let warnings = || agent.json(&["status"]).unwrap()["agent"]["datapath"]["warnings"].to_string();
     eventually("the warning", Duration::from_secs(20), || warnings().contains("--dsr-peers").then_some(()));
     scenario.ask_by(2);
@@ -169,23 +175,20 @@ fn nodes_may_be_set_one_after_the_other() {
     let manifest = Manifest::of([scenario.service("")]);
     let peers = peers_flag(&scenario.nodes);
     let start = |(node, mode): (&Node, &str)| Agent::start_with(node, &manifest, &[mode, &peers]).unwrap();
-    let agents: Vec<Agent> =
+    let mut agents: Vec<Agent> =
         scenario.nodes.iter().zip(["--mode=dsr", "--mode=snat", "--mode=snat"]).map(start).collect();
     scenario.everywhere_the_client_is_seen("by the first that is set");
-    assert!(agents[0].counted(Outcome::Tunnelled).unwrap() > 0);
-    assert_eq!(agents[0].counted(Outcome::Replied).unwrap(), 0, "no answer comes back through the first node");
+    answered_directly(&agents, 0);
     // One that is not set yet asks as before.
     scenario.ask_by(1);
     let to = scenario.asked(Protocol::Tcp)[0];
     let answer = Stream::connect(scenario.client.netns(), to).unwrap().ask("who").unwrap();
     assert_eq!(answer.peer.ip(), scenario.nodes[1].addresses().like(to.ip()));
+    a_node_that_knows_no_other_is_told_so(&scenario, &mut agents[2]);
 }
 
 /// The router takes the first node out of its set: another one knows none of the connections, and they go on.
-#[test]
-fn connections_go_on_by_another_node() {
-    let scenario = Scenario::new("dsr-takeover");
-    let agents = scenario.agents("dsr", &[]);
+fn connections_go_on_by_another_node(scenario: &Scenario, agents: &[Agent]) {
     let to = scenario.asked(Protocol::Tcp);
     let connect = |index: usize| Stream::connect(scenario.client.netns(), to[index % 2]).unwrap();
     let mut streams: Vec<Stream> = (0..40).map(connect).collect();
@@ -196,14 +199,12 @@ fn connections_go_on_by_another_node() {
         assert_eq!(&stream.ask("after").unwrap().server, server);
     }
     assert!(agents[1].counted(Outcome::Tunnelled).unwrap() > 0);
+    scenario.ask_by(0);
 }
 
 /// No node sees both directions, so none knows whether the backend still answers: the drain period ends its connections, `--drain-max` does not count.
-#[test]
-fn connections_to_a_backend_that_is_gone_end_with_the_drain_period() {
-    const PERIOD: Duration = Duration::from_secs(8);
-    let scenario = Scenario::new("dsr-drain");
-    let agents = scenario.agents("dsr", &["--drain-period=8s", "--drain-max=1h"]);
+fn connections_to_a_backend_that_is_gone_end_with_the_drain_period(scenario: &Scenario, agents: &[Agent]) {
+    const PERIOD: Duration = Duration::from_secs(4);
     let to = scenario.asked(Protocol::Tcp);
     let connect = |index: usize| {
         let mut stream = Stream::connect(scenario.client.netns(), to[index % to.len()]).unwrap();
@@ -215,7 +216,7 @@ fn connections_to_a_backend_that_is_gone_end_with_the_drain_period() {
     let mut left = scenario.service("dsr");
     left.endpoints.truncate(1);
     let began = Instant::now();
-    for agent in &agents {
+    for agent in agents {
         agent.apply(&Manifest::of([left.clone()])).unwrap();
     }
     let (drained, asked) = (Instant::now(), &mut go);
@@ -237,13 +238,10 @@ fn connections_to_a_backend_that_is_gone_end_with_the_drain_period() {
 }
 
 /// A host that is no node of the cluster encapsulates nothing.
-#[test]
-fn who_is_no_peer_is_not_served() {
-    let scenario = Scenario::new("dsr-peers");
-    let manifest = Manifest::of([scenario.service("dsr")]);
-    let other_peers = &["--dsr-peers=198.51.100.0/24"];
-    let agents: Vec<Agent> =
-        scenario.nodes.iter().map(|node| Agent::start_with(node, &manifest, other_peers).unwrap()).collect();
+fn who_is_no_peer_is_not_served(scenario: &Scenario, agents: &mut [Agent]) {
+    for (node, agent) in scenario.nodes.iter().zip(&mut *agents) {
+        agent.restart_with(node, &["--dsr-peers=198.51.100.0/24"]).unwrap();
+    }
     let to = scenario.asked(Protocol::Tcp)[0];
     let limit = Duration::from_millis(1500);
     assert!(Stream::connect_from(scenario.client.netns(), 0, to, limit).is_err());

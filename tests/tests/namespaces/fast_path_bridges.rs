@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 /// How long a switch may take: the agent looks once a second.
-const SWITCH: Duration = Duration::from_secs(20);
+const SWITCH: Duration = Duration::from_mins(1);
 /// Addresses that a pod sends from.
 const FLOOD: u32 = 50_000;
 /// More neighbours than are checked on one bridge.

@@ -60,8 +60,14 @@ impl Scenario {
 }
 
 #[test]
-fn a_rule_that_comes_after_the_agents_death_is_obeyed() {
-    let mut scenario = Scenario::new("fastdead");
+fn nothing_passes_the_hosts_filters_by() {
+    let mut scenario = Scenario::new("fastsafe");
+    a_pod_gets_nothing_through_in_the_name_of_another_one(&scenario);
+    a_pod_begins_nothing_in_the_name_of_others(&scenario);
+    a_rule_that_comes_after_the_agents_death_is_obeyed(&mut scenario);
+}
+
+fn a_rule_that_comes_after_the_agents_death_is_obeyed(scenario: &mut Scenario) {
     let mut streams = scenario.fast();
     scenario.agent.kill();
     scenario.at_node(
@@ -97,9 +103,7 @@ fn gets(attacker: &RawTcp, receiver: &RawTcp, from: SocketAddr, to: SocketAddr) 
     receiver.receive(Duration::from_secs(1), |segment| segment.length == MARK).is_some()
 }
 
-#[test]
-fn a_pod_gets_nothing_through_in_the_name_of_another_one() {
-    let scenario = Scenario::new("fastforged");
+fn a_pod_gets_nothing_through_in_the_name_of_another_one(scenario: &Scenario) {
     let receives = |netns| RawTcp::new(netns).unwrap();
     let pod = scenario.fixture.pod("attacker");
     let attacker = receives(pod.netns());
@@ -123,12 +127,10 @@ fn a_pod_gets_nothing_through_in_the_name_of_another_one() {
 }
 
 /// Nor does it begin a connection or ask a question in the name of another pod, or of nobody.
-#[test]
-fn a_pod_begins_nothing_in_the_name_of_others() {
-    let scenario = Scenario::new("fastsyn");
+fn a_pod_begins_nothing_in_the_name_of_others(scenario: &Scenario) {
     let fixture = &scenario.fixture;
     drop(scenario.fast());
-    let pod = fixture.pod("attacker");
+    let pod = fixture.pod("beginner");
     let (attacker, own) = (Forger::new(pod.netns()).unwrap(), Forger::new(fixture.client.netns()).unwrap());
     let backend = RawTcp::new(fixture.backends[0].netns()).unwrap();
     let answers = || fixture.servers[0].iter().map(Server::answers).sum::<u32>();

@@ -22,40 +22,82 @@ const QUIET: Duration = Duration::from_millis(250);
 const ISN: u32 = 1_000;
 const BACKEND_ISN: u32 = 5_000;
 
-/// A client and backends by hand. Fields in the order in which they must end.
-struct Scenario {
+/// The client and all backends by hand, on one node. Fields in the order in which they must end.
+struct Hands {
     client: RawTcp,
     backends: RawTcp,
     agent: Agent,
     /// Of two clients.
     sources: [Addresses; 2],
-    service: Service,
+    services: Vec<Service>,
     _pod: Pod,
     fixture: Fixture,
 }
 
-impl Scenario {
-    fn new(subject: &str, backends: u8) -> Self {
-        Self::with(subject, backends, str::to_owned)
-    }
+/// The service of each scene: its name, and how many backends it has, which no other one has.
+const SERVICES: [(&str, u8); 9] = [
+    ("retry", 6),
+    ("answered", 4),
+    ("late", 2),
+    ("refuse", 2),
+    ("blind", 2),
+    ("ejected", 2),
+    ("policy", 3),
+    ("noretry", 4),
+    ("second", 4),
+];
 
-    /// With the manifest changed as text.
-    fn with(subject: &str, backends: u8, change: impl Fn(&str) -> String) -> Self {
-        let fixture = Fixture::new(subject, Pods::Routed, 0, NodeOptions::default());
+impl Hands {
+    fn new() -> Self {
+        let fixture = Fixture::new("retry", Pods::Routed, 0, NodeOptions::default());
         let pod = fixture.pod("hands");
         let sources = lend(&fixture.node, &fixture.client, 100..102).unwrap();
         let sources = [sources[0], sources[1]];
-        let lent = lend(&fixture.node, &pod, 0..backends).unwrap();
-        let service = Service::web(lent.into_iter().map(Endpoint::ready).collect());
-        let manifest = Manifest::of([service.clone()]);
-        let mut agent = Agent::prepare(&fixture.node, &[]).unwrap();
-        agent.write_text(&change(&manifest.yaml())).unwrap();
-        agent.restart().unwrap();
+        let mut first = 0;
+        let services = SERVICES.into_iter().zip(10..).map(|((name, backends), last)| {
+            let lent = lend(&fixture.node, &pod, first..first + backends).unwrap();
+            first += backends;
+            let service = Service::standard(name, last, lent.into_iter().map(Endpoint::ready).collect());
+            if name == "noretry" { service.annotated("retry", "off") } else { service }
+        });
+        let services: Vec<Service> = services.collect();
+        let manifest = Manifest::of(services.clone());
+        let agent = fixture.agent(&manifest, &[]);
         eventually("the tables hold the manifest", SOON, || (agent.states().ok()? == manifest.states()).then_some(()));
         let (client, backends) = (RawTcp::new(fixture.client.netns()).unwrap(), RawTcp::new(pod.netns()).unwrap());
-        Self { client, backends, agent, sources, service, _pod: pod, fixture }
+        Self { client, backends, agent, sources, services, _pod: pod, fixture }
     }
 
+    /// The scene whose service has this name.
+    fn scene(&self, name: &str) -> Scenario<'_> {
+        let service = self.services.iter().find(|service| service.name == name).unwrap();
+        Scenario { hands: self, service }
+    }
+}
+
+/// What happens to the clients of one service.
+struct Scenario<'a> {
+    hands: &'a Hands,
+    service: &'a Service,
+}
+
+#[test]
+fn what_nobody_answers_gets_around_the_backend_and_nothing_else_moves() {
+    let hands = Hands::new();
+    a_syn_that_is_sent_again_goes_to_a_backend_not_yet_tried(&hands.scene("retry"));
+    an_answered_connection_never_moves_however_often_its_syn_is_seen(&hands.scene("answered"));
+    the_first_answer_wins_and_a_later_one_is_refused_and_never_delivered(&hands.scene("late"));
+    a_refusal_is_suppressed_while_another_backend_may_take_it_and_passed_when_none_is_left(&hands.scene("refuse"));
+    a_refusal_that_names_another_number_changes_nothing(&hands.scene("blind"));
+    a_backend_that_answers_somebody_is_not_blamed_for_a_client_that_nobody_answers(&hands.scene("policy"));
+    without_retry_a_connection_stays_where_it_is(&hands.scene("noretry"));
+    a_second_connection_from_an_open_ones_port_moves_only_when_nobody_answers_it(&hands.scene("second"));
+    what_one_client_has_met_keeps_it_away_and_a_second_client_ejects_the_backend_until_a_probe_is_answered(
+        &hands.scene("ejected"),
+    );
+}
+
+impl Scenario<'_> {
     /// The service in each family, and a port of the client that no test has used.
     fn each(&self, test: impl Fn(&Self, Segment)) {
         for to in self.service.frontends(Protocol::Tcp) {
@@ -72,13 +114,14 @@ impl Scenario {
     fn syn_of(&self, client: usize, to: SocketAddr) -> Segment {
         static NEXT: AtomicU16 = AtomicU16::new(10_000);
         let port = NEXT.fetch_add(1, Ordering::Relaxed);
-        Segment::syn(SocketAddr::new(self.sources[client].like(to.ip()), port), to, ISN)
+        Segment::syn(SocketAddr::new(self.hands.sources[client].like(to.ip()), port), to, ISN)
     }
 
     /// Sends a SYN; returns it as a backend sees it.
     fn arrives(&self, syn: &Segment) -> Segment {
-        self.client.send(syn);
-        let arrived = self.backends.receive(SOON, |segment| segment.is(SYN) && segment.from.ip() == syn.from.ip());
+        self.hands.client.send(syn);
+        let arrived =
+            self.hands.backends.receive(SOON, |segment| segment.is(SYN) && segment.from.ip() == syn.from.ip());
         let arrived = arrived.unwrap_or_else(|| panic!("{syn:?} reached no backend"));
         assert_eq!((arrived.from, arrived.seq), (syn.from, syn.seq), "another connection's SYN arrived");
         arrived
@@ -92,20 +135,20 @@ impl Scenario {
 
     /// The backend that a SYN reaches answers; the client gets the error as from the service.
     fn answered(&self, syn: &Segment, arrived: &Segment) -> Segment {
-        self.backends.send(&arrived.answer(SYN | ACK, BACKEND_ISN));
-        let told = self.client.receive(SOON, |segment| segment.to == syn.from).expect("the client is told");
+        self.hands.backends.send(&arrived.answer(SYN | ACK, BACKEND_ISN));
+        let told = self.hands.client.receive(SOON, |segment| segment.to == syn.from).expect("the client is told");
         assert!(told.is(SYN | ACK), "{told:?}");
         assert_eq!((told.from, told.ack), (syn.to, ISN + 1), "as by the service");
         told
     }
 
     fn client_hears_nothing(&self, of: &Segment) {
-        let heard = self.client.receive(QUIET, |segment| segment.to == of.from);
+        let heard = self.hands.client.receive(QUIET, |segment| segment.to == of.from);
         assert_eq!(heard, None, "the client must not hear of this");
     }
 
     fn counters(&self) -> Counters {
-        Counters::read(self.fixture.node.bpffs()).unwrap()
+        Counters::read(self.hands.fixture.node.bpffs()).unwrap()
     }
 
     fn counted(&self, before: &Counters, outcome: Outcome, times: u64) {
@@ -114,9 +157,7 @@ impl Scenario {
     }
 }
 
-#[test]
-fn a_syn_that_is_sent_again_goes_to_a_backend_not_yet_tried() {
-    let scenario = Scenario::new("retry", 6);
+fn a_syn_that_is_sent_again_goes_to_a_backend_not_yet_tried(scenario: &Scenario<'_>) {
     scenario.each(|scenario, syn| {
         let before = scenario.counters();
         let tried: Vec<IpAddr> = (0..6).map(|_| scenario.arrives_again(&syn).to.ip()).collect();
@@ -128,9 +169,7 @@ fn a_syn_that_is_sent_again_goes_to_a_backend_not_yet_tried() {
     });
 }
 
-#[test]
-fn an_answered_connection_never_moves_however_often_its_syn_is_seen() {
-    let scenario = Scenario::new("answered", 4);
+fn an_answered_connection_never_moves_however_often_its_syn_is_seen(scenario: &Scenario<'_>) {
     scenario.each(|scenario, syn| {
         let before = scenario.counters();
         let arrived = scenario.arrives(&syn);
@@ -138,16 +177,14 @@ fn an_answered_connection_never_moves_however_often_its_syn_is_seen() {
         for _ in 0..3 {
             assert_eq!(scenario.arrives_again(&syn).to, arrived.to, "the same SYN once more");
         }
-        scenario.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
-        let data = scenario.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
+        scenario.hands.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
+        let data = scenario.hands.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
         assert_eq!(data.to, arrived.to);
         scenario.counted(&before, Outcome::Retried, 0);
     });
 }
 
-#[test]
-fn the_first_answer_wins_and_a_later_one_is_refused_and_never_delivered() {
-    let scenario = Scenario::new("late", 2);
+fn the_first_answer_wins_and_a_later_one_is_refused_and_never_delivered(scenario: &Scenario<'_>) {
     for is_slow in [true, false] {
         scenario.each(|scenario, syn| {
             let before = scenario.counters();
@@ -157,19 +194,20 @@ fn the_first_answer_wins_and_a_later_one_is_refused_and_never_delivered() {
             let (winner, loser) = if is_slow { (&first, &second) } else { (&second, &first) };
             let told = scenario.answered(&syn, winner);
             for round in 0..2 {
-                scenario.backends.send(&loser.answer(SYN | ACK, BACKEND_ISN + 77));
+                scenario.hands.backends.send(&loser.answer(SYN | ACK, BACKEND_ISN + 77));
                 let is_refusal = |segment: &Segment| segment.to == loser.to && segment.flags & RST != 0;
-                let refused = scenario.backends.receive(SOON, is_refusal);
+                let refused = scenario.hands.backends.receive(SOON, is_refusal);
                 let refused = refused.unwrap_or_else(|| panic!("round {round}: the late answer is not refused"));
                 assert_eq!((refused.from, refused.to, refused.seq), (loser.from, loser.to, ISN + 1), "round {round}");
                 scenario.client_hears_nothing(&syn);
             }
             // Nothing else of it comes as from the service either.
-            scenario.backends.send(&loser.answer(ACK, BACKEND_ISN + 78).with_data(5));
-            let heard = scenario.client.receive(QUIET, |segment| segment.to == syn.from && segment.from == syn.to);
+            scenario.hands.backends.send(&loser.answer(ACK, BACKEND_ISN + 78).with_data(5));
+            let heard =
+                scenario.hands.client.receive(QUIET, |segment| segment.to == syn.from && segment.from == syn.to);
             assert_eq!(heard, None, "data of a backend that has lost the connection");
-            scenario.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
-            let data = scenario.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
+            scenario.hands.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
+            let data = scenario.hands.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
             assert_eq!(data.to, winner.to);
             scenario.counted(&before, Outcome::RefusedLate, 2);
             scenario.counted(&before, Outcome::Retried, 1);
@@ -177,19 +215,17 @@ fn the_first_answer_wins_and_a_later_one_is_refused_and_never_delivered() {
     }
 }
 
-#[test]
-fn a_refusal_is_suppressed_while_another_backend_may_take_it_and_passed_when_none_is_left() {
-    let scenario = Scenario::new("refuse", 2);
+fn a_refusal_is_suppressed_while_another_backend_may_take_it_and_passed_when_none_is_left(scenario: &Scenario<'_>) {
     scenario.each(|scenario, syn| {
         let before = scenario.counters();
         let first = scenario.arrives(&syn);
-        scenario.backends.send(&first.answer(RST | ACK, 0));
+        scenario.hands.backends.send(&first.answer(RST | ACK, 0));
         scenario.client_hears_nothing(&syn);
         scenario.counted(&before, Outcome::SuppressedRefusal, 1);
         let second = scenario.arrives_again(&syn);
         assert_ne!(first.to, second.to, "the refused SYN goes to the other one");
-        scenario.backends.send(&second.answer(RST | ACK, 0));
-        let told = scenario.client.receive(SOON, |segment| segment.to == syn.from).expect("the client is told");
+        scenario.hands.backends.send(&second.answer(RST | ACK, 0));
+        let told = scenario.hands.client.receive(SOON, |segment| segment.to == syn.from).expect("the client is told");
         assert!(told.flags & RST != 0, "{told:?}");
         assert_eq!((told.from, told.ack), (syn.to, ISN + 1));
         scenario.counted(&before, Outcome::SuppressedRefusal, 1);
@@ -199,28 +235,26 @@ fn a_refusal_is_suppressed_while_another_backend_may_take_it_and_passed_when_non
     });
 }
 
-#[test]
-fn a_refusal_that_names_another_number_changes_nothing() {
-    let scenario = Scenario::new("blind", 2);
+fn a_refusal_that_names_another_number_changes_nothing(scenario: &Scenario<'_>) {
     scenario.each(|scenario, syn| {
         let before = scenario.counters();
         let first = scenario.arrives(&syn);
         let forged = Segment { ack: ISN + 900, ..first.answer(RST | ACK, 0) };
-        scenario.backends.send(&forged);
-        scenario.client.receive(QUIET, |segment| segment.to == syn.from);
+        scenario.hands.backends.send(&forged);
+        scenario.hands.client.receive(QUIET, |segment| segment.to == syn.from);
         scenario.counted(&before, Outcome::SuppressedRefusal, 0);
         scenario.counted(&before, Outcome::Ejected, 0);
         scenario.answered(&syn, &first);
     });
 }
 
-#[test]
-fn what_one_client_has_met_keeps_it_away_and_a_second_client_ejects_the_backend_until_a_probe_is_answered() {
-    let scenario = Scenario::new("ejected", 2);
+fn what_one_client_has_met_keeps_it_away_and_a_second_client_ejects_the_backend_until_a_probe_is_answered(
+    scenario: &Scenario<'_>,
+) {
     // Both families at once: an ejected backend is probed after the interval, which is waited for.
     let frontends = scenario.service.frontends(Protocol::Tcp);
     let begun = scenario.counters();
-    let silent: Vec<IpAddr> = frontends.iter().map(|to| meets_silence(&scenario, 0, *to, None)).collect();
+    let silent: Vec<IpAddr> = frontends.iter().map(|to| meets_silence(scenario, 0, *to, None)).collect();
     for (to, silent) in frontends.iter().zip(&silent) {
         let sent_to = |client: usize| {
             (0..40).filter(|_| scenario.arrives(&scenario.syn_of(client, *to)).to.ip() == *silent).count()
@@ -230,7 +264,7 @@ fn what_one_client_has_met_keeps_it_away_and_a_second_client_ejects_the_backend_
     }
     scenario.counted(&begun, Outcome::Ejected, 0);
     for (to, silent) in frontends.iter().zip(&silent) {
-        meets_silence(&scenario, 1, *to, Some(*silent));
+        meets_silence(scenario, 1, *to, Some(*silent));
     }
     scenario.counted(&begun, Outcome::Ejected, 2);
     let start = Instant::now();
@@ -246,7 +280,7 @@ fn what_one_client_has_met_keeps_it_away_and_a_second_client_ejects_the_backend_
     let probes = scenario.counters().since(&begun, Outcome::Probed);
     assert_eq!(u64::try_from(met).unwrap(), probes, "whatever meets an ejected backend is a probe");
     assert!(probes <= 2 * intervals, "{probes} probes of two backends in {intervals} intervals");
-    shown_as_ejected(&scenario, &silent);
+    shown_as_ejected(scenario, &silent);
     for (to, silent) in frontends.iter().zip(&silent) {
         // A probe is answered: the backend is ejected no more, and shares the load again.
         eventually("a probe reaches it", SOON + Duration::from_secs(PROBE_INTERVAL_S.into()), || {
@@ -262,7 +296,7 @@ fn what_one_client_has_met_keeps_it_away_and_a_second_client_ejects_the_backend_
 }
 
 /// A backend, this one if it is named, leaves a connection of the client unanswered, and the other one answers it. Returns the first.
-fn meets_silence(scenario: &Scenario, client: usize, to: SocketAddr, silent: Option<IpAddr>) -> IpAddr {
+fn meets_silence(scenario: &Scenario<'_>, client: usize, to: SocketAddr, silent: Option<IpAddr>) -> IpAddr {
     let syns = std::iter::repeat_with(|| scenario.syn_of(client, to)).map(|syn| (scenario.arrives(&syn), syn));
     let is_wanted = |(first, _): &(Segment, Segment)| silent.is_none_or(|silent| first.to.ip() == silent);
     let (first, syn) = syns.take(100).find(is_wanted).expect("one of a hundred goes there");
@@ -272,18 +306,16 @@ fn meets_silence(scenario: &Scenario, client: usize, to: SocketAddr, silent: Opt
 }
 
 /// `get` shows which backend is ejected.
-fn shown_as_ejected(scenario: &Scenario, ejections: &[IpAddr]) {
-    let list = scenario.agent.json(&["get", "backends", "-A"]).unwrap().to_string();
+fn shown_as_ejected(scenario: &Scenario<'_>, ejections: &[IpAddr]) {
+    let list = scenario.hands.agent.json(&["get", "backends", "-A"]).unwrap().to_string();
     assert!(list.contains("ejected"), "{ejections:?} are ejected: {list}");
-    let metrics = scenario.agent.metrics().unwrap();
+    let metrics = scenario.hands.agent.metrics().unwrap();
     for outcome in [Outcome::Retried, Outcome::Ejected] {
         assert!(metrics.contains(outcome.name()), "no metric tells of {}", outcome.name());
     }
 }
 
-#[test]
-fn a_backend_that_answers_somebody_is_not_blamed_for_a_client_that_nobody_answers() {
-    let scenario = Scenario::new("policy", 3);
+fn a_backend_that_answers_somebody_is_not_blamed_for_a_client_that_nobody_answers(scenario: &Scenario<'_>) {
     scenario.each(|scenario, syn| {
         let before = scenario.counters();
         // Cut off by a policy: no backend hears, or answers, this client.
@@ -294,39 +326,36 @@ fn a_backend_that_answers_somebody_is_not_blamed_for_a_client_that_nobody_answer
     });
 }
 
-#[test]
-fn without_retry_a_connection_stays_where_it_is() {
-    let scenario = Scenario::with("noretry", 4, |yaml| {
-        yaml.replacen("\"metadata\": {", "\"metadata\": {\"annotations\": {\"ballast.dev/retry\": \"off\"},", 1)
-    });
+fn without_retry_a_connection_stays_where_it_is(scenario: &Scenario<'_>) {
     scenario.each(|scenario, syn| {
         let before = scenario.counters();
         let first = scenario.arrives(&syn);
         for _ in 0..3 {
             assert_eq!(scenario.arrives_again(&syn).to, first.to);
         }
-        scenario.backends.send(&first.answer(RST | ACK, 0));
-        let told =
-            scenario.client.receive(SOON, |segment| segment.to == syn.from).expect("the refusal is passed at once");
+        scenario.hands.backends.send(&first.answer(RST | ACK, 0));
+        let told = scenario
+            .hands
+            .client
+            .receive(SOON, |segment| segment.to == syn.from)
+            .expect("the refusal is passed at once");
         assert!(told.flags & RST != 0 && told.from == syn.to, "{told:?}");
         scenario.counted(&before, Outcome::Retried, 0);
         scenario.counted(&before, Outcome::SuppressedRefusal, 0);
     });
 }
 
-#[test]
-fn a_second_connection_from_an_open_ones_port_moves_only_when_nobody_answers_it() {
-    let scenario = Scenario::new("second", 4);
+fn a_second_connection_from_an_open_ones_port_moves_only_when_nobody_answers_it(scenario: &Scenario<'_>) {
     scenario.each(|scenario, syn| {
         let arrived = scenario.arrives(&syn);
         let told = scenario.answered(&syn, &arrived);
-        scenario.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
-        scenario.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
+        scenario.hands.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
+        scenario.hands.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
         // The backend lost its memory of it: it would answer the first such SYN by a challenge. Here it is dead.
         let second = Segment { seq: ISN + 50_000, ..syn };
         assert_eq!(scenario.arrives(&second).to, arrived.to, "first: to the same backend");
         assert_eq!(scenario.arrives_again(&second).to, arrived.to, "second: still");
-        let moved: BTreeSet<IpAddr> = (0..6).map(|_| scenario.arrives_again(&second).to.ip()).collect();
-        assert!(moved.iter().any(|backend| *backend != arrived.to.ip()), "unanswered, it is selected anew: {moved:?}");
+        let moves = (0..6).any(|_| scenario.arrives_again(&second).to != arrived.to);
+        assert!(moves, "unanswered, it is selected anew");
     });
 }
