@@ -8,7 +8,7 @@
 use std::fmt::Write as _;
 use std::fs;
 
-use lb_datapath::{Settings, as_loaded};
+use lb_datapath::{DatapathSettings, as_loaded};
 use lb_tests::verifier::{Verified, Verifier};
 
 /// Verification takes time in proportion, and so does the start of the agent. The kernel takes one million.
@@ -20,7 +20,7 @@ const REPORT: &str = "BALLAST_GUEST_REPORT";
 
 #[test]
 fn the_kernel_takes_every_program() {
-    let (elf, constants) = as_loaded(&Settings::default()).unwrap();
+    let (elf, constants) = as_loaded(&DatapathSettings::default()).unwrap();
     let verifier = Verifier::open(&elf, &constants).unwrap();
     let (mut report, mut faults) = (String::new(), Vec::new());
     for name in verifier.names() {

@@ -81,7 +81,8 @@ pub use point::{Point, Role};
 pub use program_log::ProgramLog;
 pub use serving::Served;
 pub use settings::{
-    FastPath, Interfaces, MAX_MAP_ENTRIES, MIN_MAP_ENTRIES, MapSizes, PortRange, Settings, SocketLb, TcAttach, XdpMode,
+    DatapathSettings, FastPath, Interfaces, MAX_MAP_ENTRIES, MIN_MAP_ENTRIES, MapSizes, PortRange, SocketLb, TcAttach,
+    XdpMode,
 };
 pub use source_ports::of_default_start;
 pub use sources::Surroundings;
@@ -100,7 +101,7 @@ pub fn programs_dir(bpffs: &Path) -> PathBuf {
 /// The loaded programs and what they hang on. Dropping it detaches nothing.
 #[derive(Debug)]
 pub struct Datapath {
-    settings: Settings,
+    settings: DatapathSettings,
     kernel: Kernel,
     attacher: Attacher,
     links: Links,

@@ -27,7 +27,7 @@ use super::{
     program_log::ProgramLog,
     program_pins::{self, ProgramPins},
     programs::{Loading, Programs},
-    settings::{FastPath, Settings, most_half_open, socket_lb_number},
+    settings::{DatapathSettings, FastPath, most_half_open, socket_lb_number},
     switch::{Begun, Prepared},
 };
 
@@ -54,7 +54,7 @@ const LOG_RING: &str = "AYA_LOGS";
 /// What the programs are made of. Read again, it gives the same programs with the same maps.
 #[derive(Clone, Debug)]
 pub(super) struct Recipe {
-    settings: Settings,
+    settings: DatapathSettings,
     pins: Pins,
     /// Constants of the programs by name.
     constants: Vec<Constant>,
@@ -69,7 +69,7 @@ pub(super) struct Recipe {
 }
 
 impl Recipe {
-    fn new(settings: &Settings, pins: &Pins, ports: SourcePorts, own_maps: Vec<(String, PathBuf)>) -> Self {
+    fn new(settings: &DatapathSettings, pins: &Pins, ports: SourcePorts, own_maps: Vec<(String, PathBuf)>) -> Self {
         let constants = constants(settings, ports);
         let (settings, pins) = (settings.clone(), pins.clone());
         Self { settings, pins, constants, own_maps, arrays: Vec::new(), gates: Vec::new(), gate_constants: Vec::new() }
@@ -153,11 +153,11 @@ pub type Constant = (&'static str, Vec<u8>);
 
 /// The object in this binary and its constants, as an agent with these settings loads them on this kernel: for tools that show what the
 /// verifier says.
-pub fn as_loaded(settings: &Settings) -> Result<(Vec<u8>, Vec<Constant>), DatapathError> {
+pub fn as_loaded(settings: &DatapathSettings) -> Result<(Vec<u8>, Vec<Constant>), DatapathError> {
     Ok((object::read(settings.programs.as_deref())?, constants(settings, SourcePorts::DEFAULT)))
 }
 
-fn constants(settings: &Settings, ports: SourcePorts) -> Vec<Constant> {
+fn constants(settings: &DatapathSettings, ports: SourcePorts) -> Vec<Constant> {
     let loopback = u8::from(settings.loopback_node_ports[0]) | u8::from(settings.loopback_node_ports[1]) << 1;
     let timeouts = settings.timeouts;
     let fixed = [
@@ -199,7 +199,7 @@ fn number<T: aya::Pod>(value: T) -> Vec<u8> {
 }
 
 /// Makes those maps of a set that are not pinned in it yet.
-pub(super) fn make_maps(settings: &Settings, set: &Path, elf: &[u8]) -> Result<(), DatapathError> {
+pub(super) fn make_maps(settings: &DatapathSettings, set: &Path, elf: &[u8]) -> Result<(), DatapathError> {
     let mut loader = EbpfLoader::new();
     loader.btf(None);
     for name in map_name::ALL {
@@ -219,7 +219,7 @@ fn gate_maps(begun: &Begun) -> Vec<(&'static str, PathBuf)> {
 
 /// Checks what is pinned, makes what is missing, begins to load the programs that every node needs. Attaches nothing.
 pub(super) fn load(
-    settings: &Settings,
+    settings: &DatapathSettings,
     elf: &[u8],
     prepared: &Prepared,
     ports: SourcePorts,
@@ -244,7 +244,7 @@ pub(super) fn load(
         fs::remove_file(&path).map_err(DatapathError::file("remove", &path))?;
     }
 
-    let settings = &Settings { client_key: client_key(pins)?, ..settings.clone() };
+    let settings = &DatapathSettings { client_key: client_key(pins)?, ..settings.clone() };
     let own_maps = own_maps(shapes.keys(), &program_pins::object_digest(elf), pins);
     for (_, path) in &own_maps {
         created.expect(path.clone());
@@ -290,7 +290,7 @@ fn own_maps<'a>(maps: impl Iterator<Item = &'a String>, object: &str, pins: &Pin
 
 /// Marks fresh tables as ours, so that another version refuses them. That makes this the node's first start: the adoption window is open
 /// from here on, and no later start changes it.
-fn mark_ours(ebpf: &mut Ebpf, settings: &Settings) -> Result<(), DatapathError> {
+fn mark_ours(ebpf: &mut Ebpf, settings: &DatapathSettings) -> Result<(), DatapathError> {
     let mut config: aya::maps::Array<MapData, Config> =
         take(ebpf, map_name::CONFIG)?.try_into().map_err(aya::EbpfError::MapError)?;
     // It stays where it is: programs that are not loaded yet refer to it by its descriptor.
@@ -320,7 +320,7 @@ fn client_key(pins: &Pins) -> Result<u32, DatapathError> {
 }
 
 /// Tells readers of the tables what the programs were loaded with.
-fn note_settings(ebpf: &mut Ebpf, settings: &Settings) -> Result<(), DatapathError> {
+fn note_settings(ebpf: &mut Ebpf, settings: &DatapathSettings) -> Result<(), DatapathError> {
     let mut noted: aya::maps::Array<MapData, LoadSettings> =
         take(ebpf, map_name::SETTINGS)?.try_into().map_err(aya::EbpfError::MapError)?;
     let written = noted.set(0, settings.timeouts.note(settings.flow_counters, settings.client_key), 0);

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use aya_obj::generated::bpf_map_type;
 use object::{Object as _, ObjectSection as _};
 
-use super::{DatapathError, map_definition::MapDefinition, settings::Settings};
+use super::{DatapathError, map_definition::MapDefinition, settings::DatapathSettings};
 
 static EMBEDDED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ballast.o"));
 
@@ -43,7 +43,10 @@ pub(super) fn read(programs: Option<&Path>) -> Result<Vec<u8>, DatapathError> {
 }
 
 /// The shape of each map that the programs of this object want, with the sizes asked for.
-pub(super) fn shapes(elf: &[u8], settings: &Settings) -> Result<BTreeMap<String, MapDefinition>, DatapathError> {
+pub(super) fn shapes(
+    elf: &[u8],
+    settings: &DatapathSettings,
+) -> Result<BTreeMap<String, MapDefinition>, DatapathError> {
     let object = aya_obj::Object::parse(elf).map_err(|error| bad(&error))?;
     Ok(object
         .maps

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    Datapath, DatapathError, FastPath, Feature, Settings, SocketLb, Status, Surroundings,
+    Datapath, DatapathError, DatapathSettings, FastPath, Feature, SocketLb, Status, Surroundings,
     attach::Attacher,
     beside, bpffs, cgroup, fast_path, features,
     links::Links,
@@ -25,7 +25,7 @@ use super::{
 impl Datapath {
     /// Makes the tables, or takes over those that are there: what is in them may be read and written while the programs are
     /// loaded. On an error, here or in [`Self::follow_links`], nothing new is left behind.
-    pub fn open(mut settings: Settings) -> Result<Self, DatapathError> {
+    pub fn open(mut settings: DatapathSettings) -> Result<Self, DatapathError> {
         if settings.programs.is_none() && !is_embedded() {
             return Err(DatapathError::NoPrograms);
         }
@@ -113,7 +113,7 @@ fn own_addresses() -> Result<BTreeSet<IpAddr>, DatapathError> {
     Ok(addresses.filter(|address| net::is_node_address(*address)).collect())
 }
 
-fn check_named(settings: &Settings) -> Result<(), DatapathError> {
+fn check_named(settings: &DatapathSettings) -> Result<(), DatapathError> {
     let flags = [("pod-interfaces", &settings.pod_interfaces), ("external-interfaces", &settings.external_interfaces)];
     for (flag, selector) in flags {
         for name in settings::literals(selector) {
@@ -131,11 +131,14 @@ mod tests {
 
     #[test]
     fn a_named_interface_must_be_there() {
-        let settings =
-            Settings { external_interfaces: "lo,nosuch0".parse().expect("well-formed"), ..Settings::default() };
+        let settings = DatapathSettings {
+            external_interfaces: "lo,nosuch0".parse().expect("well-formed"),
+            ..DatapathSettings::default()
+        };
         let error = check_named(&settings).expect_err("not there").to_string();
         assert!(error.contains("--external-interfaces") && error.contains("nosuch0"), "{error}");
-        let globs = Settings { pod_interfaces: "nosuch*".parse().expect("well-formed"), ..Settings::default() };
+        let globs =
+            DatapathSettings { pod_interfaces: "nosuch*".parse().expect("well-formed"), ..DatapathSettings::default() };
         assert!(check_named(&globs).is_ok());
     }
 }

@@ -17,7 +17,7 @@ pub use sizes::{MAX_MAP_ENTRIES, MIN_MAP_ENTRIES, MapSizes};
 /// Everything that [`super::Datapath::open`] needs to know.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
-pub struct Settings {
+pub struct DatapathSettings {
     /// Mount point of the bpf file system; maps and links are pinned in `<bpffs>/ballast/`.
     pub bpffs: PathBuf,
     /// Root of the cgroup v2 hierarchy whose processes get socket load balancing; `None`: find it.
@@ -66,7 +66,7 @@ pub struct Settings {
     pub netlink_buffer_bytes: usize,
 }
 
-impl Default for Settings {
+impl Default for DatapathSettings {
     fn default() -> Self {
         Self {
             bpffs: "/sys/fs/bpf".into(),
@@ -99,7 +99,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl DatapathSettings {
     /// The capacity for a map; `None`: as the programs declare it.
     pub(super) fn entries(&self, map: &str) -> Option<u32> {
         match map {

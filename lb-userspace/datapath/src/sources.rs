@@ -14,7 +14,7 @@ use lb_common::{
 
 use super::{
     net::{Candidate, Standing},
-    settings::Settings,
+    settings::DatapathSettings,
 };
 use lb_model::Family;
 
@@ -55,7 +55,7 @@ pub(super) struct Wanted {
 pub(super) fn wanted(
     candidates: &[Candidate],
     own: &BTreeSet<IpAddr>,
-    settings: &Settings,
+    settings: &DatapathSettings,
     surroundings: &Surroundings,
     held: &Wanted,
 ) -> Wanted {

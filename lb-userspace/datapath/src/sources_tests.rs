@@ -13,7 +13,7 @@ fn of(candidates: &[Candidate], allowed: &[&str], surroundings: &Surroundings) -
     wanted(
         candidates,
         &own,
-        &Settings { snat_addresses: allowed, ..Settings::default() },
+        &DatapathSettings { snat_addresses: allowed, ..DatapathSettings::default() },
         surroundings,
         &Wanted::default(),
     )
@@ -99,7 +99,7 @@ fn the_address_that_stands_in_stays_while_the_node_is_not_known() {
     let all = [uplink("192.0.2.1"), uplink("192.0.2.2"), candidate(3, "10.0.0.1"), candidate(3, "10.0.0.2")];
     let own: BTreeSet<IpAddr> = all.iter().map(|found| found.address).collect();
     let written = |all: &[Candidate], surroundings: &Surroundings, held: &Wanted| {
-        wanted(all, &own, &Settings::default(), surroundings, held)
+        wanted(all, &own, &DatapathSettings::default(), surroundings, held)
     };
     let known = Surroundings {
         pods: Some(BTreeSet::new()),
@@ -131,7 +131,7 @@ fn networks_of_pods_stay_while_the_node_is_not_known() {
     let networks = [(network("10.244.1.0/24"), network_flags::PODS), (network("192.0.2.9/32"), network_flags::NODE)];
     let held = Wanted { networks: networks.into(), ..Wanted::default() };
     let own = BTreeSet::from(["192.0.2.1".parse().expect("an address")]);
-    let settings = Settings { cluster_cidrs: vec![network("fd00:10::/56")], ..Settings::default() };
+    let settings = DatapathSettings { cluster_cidrs: vec![network("fd00:10::/56")], ..DatapathSettings::default() };
     let written = |surroundings: &Surroundings| wanted(&[], &own, &settings, surroundings, &held).networks;
     let mut surroundings = Surroundings::default();
     let node = (network("192.0.2.1/32"), network_flags::NODE);
@@ -147,7 +147,7 @@ fn the_other_nodes_stay_until_others_are_known_and_the_settings_add_to_them() {
     let networks = [(network("192.0.2.7/32"), network_flags::PEER), (network("192.0.2.9/32"), network_flags::NODE)];
     let held = Wanted { networks: networks.into(), ..Wanted::default() };
     let written = |surroundings: &Surroundings| {
-        let settings = Settings { dsr_peers: vec![network("fd00:1::/64")], ..Settings::default() };
+        let settings = DatapathSettings { dsr_peers: vec![network("fd00:1::/64")], ..DatapathSettings::default() };
         wanted(&[], &BTreeSet::new(), &settings, surroundings, &held).networks.into_keys().collect::<Vec<_>>()
     };
     let pods = Some(BTreeSet::new());
@@ -196,7 +196,7 @@ fn a_network_within_another_one_is_both() {
     let network = |text: &str| text.parse::<IpNet>().expect("a network");
     let own = BTreeSet::from(["192.0.2.1".parse().expect("an address")]);
     let (cluster_cidrs, dsr_peers) = (vec![network("192.0.0.0/16")], vec![network("192.0.2.0/24")]);
-    let settings = Settings { cluster_cidrs, dsr_peers, ..Settings::default() };
+    let settings = DatapathSettings { cluster_cidrs, dsr_peers, ..DatapathSettings::default() };
     let wanted = wanted(&[], &own, &settings, &Surroundings::default(), &Wanted::default());
     let all = network_flags::PODS | network_flags::PEER;
     let flags: Vec<u32> = wanted.networks.into_values().collect();
@@ -209,7 +209,7 @@ fn service_cidrs_stay_until_others_are_known_and_the_settings_add_to_them() {
     let networks =
         [(network("10.96.0.0/12"), network_flags::SERVICES), (network("10.244.0.0/16"), network_flags::PODS)];
     let held = Wanted { networks: networks.into(), ..Wanted::default() };
-    let settings = Settings { service_cidrs: vec![network("fd00:96::/112")], ..Settings::default() };
+    let settings = DatapathSettings { service_cidrs: vec![network("fd00:96::/112")], ..DatapathSettings::default() };
     let written = |surroundings: &Surroundings| {
         let wanted = wanted(&[], &BTreeSet::new(), &settings, surroundings, &held);
         assert!(wanted.networks.values().all(|flags| *flags == network_flags::SERVICES));
@@ -226,11 +226,11 @@ fn service_cidrs_stay_until_others_are_known_and_the_settings_add_to_them() {
 #[test]
 fn addresses_of_pods_and_nodes_within_a_service_cidr_are_not_services() {
     let network = |text: &str| text.parse::<IpNet>().expect("a network");
-    let settings = Settings {
+    let settings = DatapathSettings {
         cluster_cidrs: vec![network("10.0.0.0/8"), network("10.96.4.0/24")],
         service_cidrs: vec![network("10.96.0.0/12"), network("10.96.4.128/25"), network("fd00:96::/112")],
         dsr_peers: vec![network("10.96.0.7/32")],
-        ..Settings::default()
+        ..DatapathSettings::default()
     };
     let own = ["10.96.0.10", "fd00:96::a", "192.0.2.1"].map(|address| address.parse().expect("an address")).into();
     let wanted = wanted(&[], &own, &settings, &Surroundings::default(), &Wanted::default()).networks;

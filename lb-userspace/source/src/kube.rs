@@ -29,7 +29,7 @@ use self::{
     held::{Held, Message},
     own_node::OwnNode,
     reader::{Selection, read},
-    watcher::Settings,
+    watcher::WatchSettings,
 };
 use super::{Source, SourceError, SourceStatus, api_requests::ApiRequests};
 use lb_model::{AllowedAnnotations, Node};
@@ -114,7 +114,7 @@ fn messages(
         Some(name) => (format!("{PROXY_NAME_LABEL}={name}"), format!("!{HEADLESS_LABEL}")),
     };
     let labelled = |labels| Selection { labels: Some(labels), fields: None };
-    let follow = Settings {
+    let follow = WatchSettings {
         patience: 1,
         silence: settings.silence,
         compare_interval: settings.compare_interval,
@@ -122,16 +122,16 @@ fn messages(
         may_be_unknown: false,
     };
     // How many slices there were is not in the tables; some, if there were services.
-    let follow_slices = Settings { expected_objects: settings.expected_services.min(1), ..follow };
+    let follow_slices = WatchSettings { expected_objects: settings.expected_services.min(1), ..follow };
     let went_back = watch::Sender::new(0);
     let services = read(Arc::clone(clients), went_back.clone(), labelled(of_services), follow);
     let slices = read(Arc::clone(clients), went_back.clone(), labelled(of_slices), follow_slices);
     // Tables that hold services hold other nodes, too, unless this is the only one: a list of none is confirmed.
     let peers =
         peers::read(Arc::clone(clients), went_back.clone(), settings.node_name.as_deref(), follow_slices, wanted);
-    let patient = Settings { patience: PATIENCE, expected_objects: 0, ..follow };
+    let patient = WatchSettings { patience: PATIENCE, expected_objects: 0, ..follow };
     // Since Kubernetes 1.33.
-    let follow_cidrs = Settings { may_be_unknown: true, ..patient };
+    let follow_cidrs = WatchSettings { may_be_unknown: true, ..patient };
     let cidrs = read(Arc::clone(clients), went_back.clone(), Selection::default(), follow_cidrs);
     let node = settings.node_name.as_ref().map(|name| {
         let selection = Selection { labels: None, fields: Some(format!("metadata.name={name}")) };

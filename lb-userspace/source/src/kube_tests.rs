@@ -16,12 +16,12 @@ use crate::Relist;
 use kube::Client;
 
 /// A question to the API that waits for its answer.
-struct Asked {
+struct PendingRequest {
     query: String,
     answer: oneshot::Sender<Response>,
 }
 
-impl Asked {
+impl PendingRequest {
     fn is_list(&self) -> bool {
         !self.query.contains("watch=true")
     }
@@ -78,9 +78,9 @@ impl Watch {
 }
 
 struct Api {
-    services: UnboundedReceiver<Asked>,
-    slices: UnboundedReceiver<Asked>,
-    cidrs: UnboundedReceiver<Asked>,
+    services: UnboundedReceiver<PendingRequest>,
+    slices: UnboundedReceiver<PendingRequest>,
+    cidrs: UnboundedReceiver<PendingRequest>,
     source: Source,
 }
 
@@ -98,7 +98,7 @@ impl Api {
                 Some("servicecidrs") => &cidrs_to,
                 _ => &slices_to,
             };
-            to.unbounded_send(Asked { query, answer }).unwrap();
+            to.unbounded_send(PendingRequest { query, answer }).unwrap();
             // A dropped request gets no answer.
             async move {
                 match answered.await {
@@ -128,15 +128,15 @@ impl Api {
         (api, services, slices)
     }
 
-    async fn service(&mut self) -> Asked {
+    async fn service(&mut self) -> PendingRequest {
         self.services.next().await.unwrap()
     }
 
-    async fn slice(&mut self) -> Asked {
+    async fn slice(&mut self) -> PendingRequest {
         self.slices.next().await.unwrap()
     }
 
-    async fn cidr(&mut self) -> Asked {
+    async fn cidr(&mut self) -> PendingRequest {
         self.cidrs.next().await.unwrap()
     }
 

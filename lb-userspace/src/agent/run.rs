@@ -11,7 +11,7 @@ use super::auditor::Request;
 use super::logged_problems::LoggedProblems;
 use super::marks::{self, Unhealthy};
 use super::previews;
-use super::tables::Tables;
+use super::tables::TableOwner;
 use lb_datapath::Datapath;
 use lb_model::{Refused, Snapshot};
 use lb_plan::plan::BackendId;
@@ -22,8 +22,8 @@ pub(super) struct Parts {
     pub datapath: Datapath,
     pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
     pub source: watch::Receiver<SourceStatus>,
-    pub tables: Tables,
-    pub asked: Asked,
+    pub tables: TableOwner,
+    pub asked: CommandRequests,
     /// Endpoints whose active checks fail.
     pub unhealthy: watch::Receiver<Unhealthy>,
     /// Backends that became ejected, or are no longer.
@@ -33,7 +33,7 @@ pub(super) struct Parts {
 }
 
 /// What the command line asks for.
-pub(super) struct Asked {
+pub(super) struct CommandRequests {
     /// Who wants an audit now.
     pub audits: mpsc::Receiver<Request>,
     /// Orders about maintenance.
@@ -76,7 +76,7 @@ impl Signals {
 /// Runs until a signal. Leaves everything pinned and attached: traffic flows on.
 pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
     let Parts { mut datapath, mut snapshots, mut source, mut tables, mut signals, stop, .. } = parts;
-    let Asked { mut audits, mut orders, mut previews } = parts.asked;
+    let CommandRequests { mut audits, mut orders, mut previews } = parts.asked;
     let (mut unhealthy, mut learnt) = (parts.unhealthy, parts.learnt);
     let mut node: watch::Receiver<lb_datapath::Status> = datapath.status();
     let links = stop.clone();

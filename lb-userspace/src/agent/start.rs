@@ -28,7 +28,7 @@ use super::scrape::Scrape;
 use super::servers::{Listeners, RequestChannels, listen, serve, serve_fleet};
 use super::state::{Progress, State};
 use super::sweeper::Sweeper;
-use super::tables::{Beside, Reports, Tables};
+use super::tables::{Beside, Reports, TableOwner};
 use super::{adoption, auditor, checks, clock, facts, ring, run, sockets};
 use crate::config::{CgroupRoot, Settings, Source as Origin};
 use crate::observe::event_stream::EventStream;
@@ -157,7 +157,7 @@ async fn with_source(
     let held_ports = HeldPorts::new(settings);
     let beside =
         Beside { health_checks, auditor, node_memory, maintenance, sockets, sweeper, checks, neighbours, held_ports };
-    let mut tables = Tables::new(programmer, facts, Reports::new(progress, metrics, object_events), beside);
+    let mut tables = TableOwner::new(programmer, facts, Reports::new(progress, metrics, object_events), beside);
     tables.note_moving(state.datapath.borrow().is_moving);
 
     tracing::info!(
@@ -169,7 +169,7 @@ async fn with_source(
     );
     let (snapshots, status, stop) = (source.snapshots.clone(), source.status.clone(), stop.clone());
     let source = status;
-    let asked = run::Asked { audits, orders, previews: previewed };
+    let asked = run::CommandRequests { audits, orders, previews: previewed };
     let parts = run::Parts { datapath, snapshots, source, tables, asked, unhealthy, learnt, signals, stop };
     let ended = Box::pin(run::run(parts)).await;
     drop((tasks, adoption));
@@ -260,8 +260,8 @@ async fn first_reading(settings: &Settings, source: &mut Source) -> anyhow::Resu
     }
 }
 
-fn datapath_settings(settings: &Settings) -> lb_datapath::Settings {
-    lb_datapath::Settings {
+fn datapath_settings(settings: &Settings) -> lb_datapath::DatapathSettings {
+    lb_datapath::DatapathSettings {
         bpffs: settings.bpffs.clone(),
         cgroup_root: match &settings.cgroup_root {
             CgroupRoot::Auto => None,
@@ -288,7 +288,7 @@ fn datapath_settings(settings: &Settings) -> lb_datapath::Settings {
         connect_times: settings.connect_times,
         program_log_level: settings.program_log_level.as_number(),
         programs: settings.programs.clone(),
-        ..lb_datapath::Settings::default()
+        ..lb_datapath::DatapathSettings::default()
     }
 }
 

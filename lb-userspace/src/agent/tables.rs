@@ -41,7 +41,7 @@ use unwritten::Unwritten;
 const MIN_PAUSE: Duration = Duration::from_millis(20);
 
 /// The tables and the report of them.
-pub(super) struct Tables {
+pub(super) struct TableOwner {
     programmer: Programmer<KernelStore>,
     facts: NodeFacts,
     /// What was planned last.
@@ -74,7 +74,7 @@ pub(super) struct Beside {
     pub held_ports: HeldPorts,
 }
 
-impl Tables {
+impl TableOwner {
     pub fn new(programmer: Programmer<KernelStore>, facts: NodeFacts, reports: Reports, beside: Beside) -> Self {
         beside.neighbours.update_published(programmer.programmed(), &facts.addresses);
         Self {

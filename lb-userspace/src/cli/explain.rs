@@ -52,7 +52,7 @@ pub(super) struct Arguments {
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-struct Tables {
+struct TablesRead {
     layout_version: u32,
     revision: u64,
     /// Seconds since they were last written; null: never.
@@ -67,7 +67,7 @@ struct Tables {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Explained {
-    tables: Tables,
+    tables: TablesRead,
     /// Name of the hook's interface; null: not known, or none.
     interface: Option<String>,
     /// `native` or `generic`: XDP meets packets of the interface before tc, and decides alike. Null: it does not.
@@ -107,7 +107,7 @@ fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
         Ok(report) => (None, report.source.stale.clone(), Reported::from(report)),
         Err(error) => (Some(error.to_string()), None, Reported::default()),
     };
-    let asked = Asked { hook: arguments.hook, client, destination, sockets, reported };
+    let asked = Query { hook: arguments.hook, client, destination, sockets, reported };
     let live = Live::open(&dir, &programs)?;
     let explanation = match client.address.to_canonical() {
         IpAddr::V4(source) => {
@@ -119,7 +119,7 @@ fn explained(arguments: &Arguments) -> anyhow::Result<Explained> {
     };
     let config = live.config();
     let written = config.filter(|config| config.programmed_ds != 0);
-    let tables = Tables {
+    let tables = TablesRead {
         layout_version: config.map_or(0, |config| config.abi_version),
         revision: config.map_or(0, |config| u64::from(config.revision_high) << 32 | u64::from(config.revision_low)),
         programmed_seconds: written.map(|config| now.since(Monotonic::from_tenths(config.programmed_ds)).as_secs_f64()),
@@ -154,7 +154,7 @@ fn octets6(address: IpAddr) -> Option<[u8; 16]> {
 }
 
 /// What is asked of the tables of either family.
-struct Asked<'a> {
+struct Query<'a> {
     hook: Option<Seen>,
     client: &'a Client,
     destination: &'a Destination,
@@ -163,12 +163,12 @@ struct Asked<'a> {
     reported: Reported,
 }
 
-impl Asked<'_> {
+impl Query<'_> {
     /// Explains the packet within the address family of `src`. `octets`: of an address in that family.
     fn explain<const N: usize>(
         &self,
         stored: &Live,
-        settings: explain::Settings,
+        settings: explain::DecisionContext,
         src: [u8; N],
         octets: fn(IpAddr) -> Option<[u8; N]>,
     ) -> anyhow::Result<Explanation> {

@@ -11,7 +11,7 @@ use clap::Args;
 use super::AgentDirs;
 use super::progress::Progress;
 use crate::agent::clock;
-use crate::sysdump::{Settings, write};
+use crate::sysdump::{Locations, write};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -31,7 +31,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let now = clock::wall();
     let name = format!("ballast-sysdump-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let made_s = u64::try_from(now.as_second()).unwrap_or_default();
-    let settings = Settings {
+    let settings = Locations {
         bpffs: arguments.dirs.bpffs.clone(),
         run_dir: arguments.dirs.run_dir.clone(),
         metrics: arguments.metrics,

@@ -9,14 +9,14 @@ use lb_common::abi::{
 use lb_common::decide::{Action, Now, Packet, Tables as _, is_this_node, is_vip};
 use lb_common::map;
 
-use super::candidates::{self, Asked, By, Set};
+use super::candidates::{self, By, NewConnection, Set};
 use super::change;
 use super::decision::{self, Decision};
 use super::explanation::{AffinityView, ConnectionView, Explanation, FrontendView, PacketView, PolicyView, ResultView};
 use super::overlay::Overlay;
 use super::question::{Seat, Seen};
 use super::reported::Reported;
-use super::stored::{Settings, Stored};
+use super::stored::{DecisionContext, Stored};
 use crate::observe::inventory::{flow_state_name, ip, kind_name, protocol_name, scheduler_name, state_name};
 use lb_tables::from_chars;
 
@@ -30,10 +30,10 @@ pub struct Question<const N: usize> {
 }
 
 /// Explains what becomes of the packet.
-pub fn explain<const N: usize, S: Stored>(stored: &S, settings: Settings, question: Question<N>) -> Explanation {
+pub fn explain<const N: usize, S: Stored>(stored: &S, settings: DecisionContext, question: Question<N>) -> Explanation {
     let Question { packet, port_is_assumed, seat, reported } = question;
     let key = packet.key;
-    let decision = decision::run(stored, Settings { link: seat.ifindex, ..settings }, seat.program, packet);
+    let decision = decision::run(stored, DecisionContext { link: seat.ifindex, ..settings }, seat.program, packet);
     let frontend = frontend_of(stored, &key, &decision);
     let now = Now::from_ns(settings.now_ns);
     let connection = connection(stored, &key, &decision, now);
@@ -42,7 +42,7 @@ pub fn explain<const N: usize, S: Stored>(stored: &S, settings: Settings, questi
     let mismatch = view.as_ref().and_then(|view| reported.mismatch(view, protocol_name(key.protocol), view.address));
     let draining = reported.draining(mismatch);
     let mismatch = mismatch.filter(|mismatch| mismatch.is_total());
-    let asked = frontend.filter(|_| is_of_client).map(|(_, service)| Asked {
+    let asked = frontend.filter(|_| is_of_client).map(|(_, service)| NewConnection {
         stored,
         key,
         service,
@@ -117,7 +117,12 @@ fn frontend_of<const N: usize, S: Stored>(
 }
 
 /// Who asks, as the decision takes it.
-fn client<const N: usize, S: Stored>(stored: &S, settings: Settings, seen: Seen, key: &FlowKey<N>) -> &'static str {
+fn client<const N: usize, S: Stored>(
+    stored: &S,
+    settings: DecisionContext,
+    seen: Seen,
+    key: &FlowKey<N>,
+) -> &'static str {
     if seen != Seen::NodeIn {
         return "local";
     }
@@ -143,8 +148,8 @@ fn set(service: &Service, client: &str) -> Set {
 }
 
 fn policy<const N: usize, S: Stored>(
-    asked: &Asked<'_, N, S>,
-    settings: Settings,
+    asked: &NewConnection<'_, N, S>,
+    settings: DecisionContext,
     client: &'static str,
     decision: &Decision<N>,
 ) -> PolicyView {
@@ -302,7 +307,7 @@ fn result<const N: usize>(decision: &Decision<N>, key: &FlowKey<N>, is_open: boo
 }
 
 /// Whether new connections of pods to the backend get the fast path, as far as the tables show.
-fn is_fast_path_open<const N: usize, S: Stored>(stored: &S, settings: Settings, decision: &Decision<N>) -> bool {
+fn is_fast_path_open<const N: usize, S: Stored>(stored: &S, settings: DecisionContext, decision: &Decision<N>) -> bool {
     let backend = stored.get::<map::Backends<N>>(&decision.backend).filter(|_| decision.action == Action::ToBackend);
     let kind = |backend: Backend<N>| {
         if backend.flags & backend_flags::LOCAL == 0 { fast_path::NODES } else { fast_path::PODS }

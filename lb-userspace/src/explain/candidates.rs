@@ -46,7 +46,7 @@ pub struct Set {
 }
 
 /// Who asks, for what.
-pub struct Asked<'a, const N: usize, S> {
+pub struct NewConnection<'a, const N: usize, S> {
     pub stored: &'a S,
     pub key: FlowKey<N>,
     pub service: Service,
@@ -97,7 +97,7 @@ pub struct Candidates {
 }
 
 /// Every backend of the service that is not gone.
-pub fn list<const N: usize, S: Stored>(asked: &Asked<'_, N, S>, by: By, decision: &Decision<N>) -> Candidates {
+pub fn list<const N: usize, S: Stored>(asked: &NewConnection<'_, N, S>, by: By, decision: &Decision<N>) -> Candidates {
     let mut slots: HashMap<(u32, u32), u32> = HashMap::new();
     for position in 0..asked.set.count {
         let found = asked.stored.get::<map::Slots>(&asked.set.base.wrapping_add(position));
@@ -158,7 +158,7 @@ impl Pool {
 }
 
 fn view<const N: usize, S: Stored>(
-    asked: &Asked<'_, N, S>,
+    asked: &NewConnection<'_, N, S>,
     one: Judged<N>,
     by: By,
     decision: &Decision<N>,
@@ -229,7 +229,7 @@ const fn why_not(by: By, how: u8) -> &'static str {
 
 /// What keeps new connections of this client away.
 fn obstacle<const N: usize, S: Stored>(
-    asked: &Asked<'_, N, S>,
+    asked: &NewConnection<'_, N, S>,
     id: u32,
     backend: &Backend<N>,
     slots: u32,
@@ -280,7 +280,7 @@ const fn of_state<'a, const N: usize>(backend: &Backend<N>, slots: u32, draining
     }
 }
 
-fn of_health<const N: usize, S: Stored>(asked: &Asked<'_, N, S>, health: &Health) -> Option<String> {
+fn of_health<const N: usize, S: Stored>(asked: &NewConnection<'_, N, S>, health: &Health) -> Option<String> {
     let now_s = asked.now.s;
     if health.ejected_s != 0 {
         // Of any width: a test builds the agent with wider fields.

@@ -7,7 +7,7 @@ use lb_common::outcome::Outcome;
 
 use super::overlay::Overlay;
 use super::question::Seen;
-use super::stored::{Settings, Stored};
+use super::stored::{DecisionContext, Stored};
 use super::trace::Trace;
 
 /// What the program would do.
@@ -32,7 +32,12 @@ pub struct Decision<const N: usize> {
 }
 
 /// Runs the decision of the program.
-pub fn run<const N: usize, S: Stored>(stored: &S, settings: Settings, seen: Seen, packet: Packet<N>) -> Decision<N> {
+pub fn run<const N: usize, S: Stored>(
+    stored: &S,
+    settings: DecisionContext,
+    seen: Seen,
+    packet: Packet<N>,
+) -> Decision<N> {
     if seen == Seen::Socket {
         return socket(stored, settings, packet.key);
     }
@@ -53,7 +58,7 @@ pub fn run<const N: usize, S: Stored>(stored: &S, settings: Settings, seen: Seen
 }
 
 /// As the socket programs decide over a connect, or the first datagram of a socket.
-fn socket<const N: usize, S: Stored>(stored: &S, settings: Settings, asked: FlowKey<N>) -> Decision<N> {
+fn socket<const N: usize, S: Stored>(stored: &S, settings: DecisionContext, asked: FlowKey<N>) -> Decision<N> {
     let mut tables = Overlay::new(stored, settings);
     let mut found = Pick::NONE;
     let dst = if is_this_node(&asked.dst) { [0; N] } else { asked.dst };

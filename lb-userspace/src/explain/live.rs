@@ -7,7 +7,7 @@ use lb_common::abi::Config;
 use lb_common::map::{self, Map};
 use lb_common::state::{SourcePorts, Timeouts};
 
-use super::stored::{Settings, Stored};
+use super::stored::{DecisionContext, Stored};
 use lb_netlink::route;
 use lb_tables::{MapError, MapSet, TableOf, VipFilterReader, open_path_read_only};
 
@@ -28,9 +28,9 @@ impl Live {
 
     /// What the programs were loaded with, as far as the tables show, for packets of the family whose addresses have `N` bytes. SNAT ports: the
     /// default range, unless they are known otherwise.
-    pub fn settings<const N: usize>(&self, now_ns: u64, ports: SourcePorts) -> Settings {
-        let noted = self.maps.first::<map::Settings>().unwrap_or_default();
-        Settings {
+    pub fn settings<const N: usize>(&self, now_ns: u64, ports: SourcePorts) -> DecisionContext {
+        let noted = self.maps.first::<map::DecisionContext>().unwrap_or_default();
+        DecisionContext {
             now_ns,
             // Any number: what it decides over is shown as chance.
             seed: 1,

@@ -27,14 +27,14 @@ pub use live::Live;
 pub use overlay::Overlay;
 pub use question::{Seat, Seen, packet, seat};
 pub use reported::Reported;
-pub use stored::{Settings, Stored};
+pub use stored::{DecisionContext, Stored};
 pub use target::{Client, Destination, NotResolved, Target, resolve};
 pub use trace::Trace;
 
 /// The verdict of a hook's program over a packet, and what it reads and writes on the way.
 pub fn decide<const N: usize, S: Stored>(
     stored: &S,
-    settings: Settings,
+    settings: DecisionContext,
     hook: Hook,
     packet: Packet<N>,
 ) -> (Verdict<N>, Trace) {

@@ -9,7 +9,7 @@ use lb_common::map::{self, Map, MapId, Record};
 use lb_common::outcome::Outcome;
 use lb_common::state::SourcePorts;
 
-use super::stored::{Settings, Stored};
+use super::stored::{DecisionContext, Stored};
 use super::trace::Trace;
 use crate::observe::inventory::ip;
 use lb_tables::{bytes_of, from_bytes};
@@ -17,14 +17,14 @@ use lb_tables::{bytes_of, from_bytes};
 /// Stored tables, and what a decision has written over them. `None`: it has removed the element.
 pub struct Overlay<'a, S> {
     stored: &'a S,
-    settings: Settings,
+    settings: DecisionContext,
     seed: u32,
     written: HashMap<(MapId, Vec<u8>), Option<Vec<u8>>>,
     pub trace: Trace,
 }
 
 impl<'a, S: Stored> Overlay<'a, S> {
-    pub fn new(stored: &'a S, settings: Settings) -> Self {
+    pub fn new(stored: &'a S, settings: DecisionContext) -> Self {
         Self { stored, settings, seed: settings.seed, written: HashMap::new(), trace: Trace::default() }
     }
 

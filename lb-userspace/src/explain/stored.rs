@@ -30,7 +30,7 @@ pub trait Stored {
 
 /// What a decision needs beside the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct DecisionContext {
     pub now_ns: u64,
     /// The seed of the random numbers: they stand for chance.
     pub seed: u32,

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::{ITEM_BYTES_MAX, ITEM_LIMIT, Settings};
+use super::{ITEM_BYTES_MAX, ITEM_LIMIT, Locations};
 use lb_tables::pause::pause;
 
 /// How often a command is asked whether it has ended.
@@ -55,7 +55,7 @@ pub(super) struct Contents {
 }
 
 impl Item {
-    pub fn read(&self, settings: &Settings) -> Contents {
+    pub fn read(&self, settings: &Locations) -> Contents {
         let read = match self.source {
             Source::Command(arguments) => return command(arguments, settings),
             Source::File(path) => std::fs::read(path),
@@ -72,7 +72,7 @@ impl Item {
 }
 
 /// Runs this program; what it says in errors stands in the index.
-fn command(arguments: &[&str], settings: &Settings) -> Contents {
+fn command(arguments: &[&str], settings: &Locations) -> Contents {
     let run = || -> io::Result<Contents> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(arguments);

@@ -23,7 +23,7 @@ const INDEX: &str = "INDEX.txt";
 
 /// What is asked, and where.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct Locations {
     pub bpffs: PathBuf,
     pub run_dir: PathBuf,
     /// Where the agent has its metrics.
@@ -68,7 +68,7 @@ const FILES: [&str; 21] = [
     "/proc/sys/net/netfilter/nf_conntrack_max",
 ];
 
-fn items(settings: &Settings) -> Vec<Item> {
+fn items(settings: &Locations) -> Vec<Item> {
     let commands = COMMANDS.map(|(name, arguments)| Item { name: name.to_owned(), source: Source::Command(arguments) });
     let files = FILES.map(|path| {
         let name = format!("kernel/{}.txt", path.trim_start_matches("/proc/").replace('/', "-"));
@@ -88,7 +88,7 @@ fn items(settings: &Settings) -> Vec<Item> {
 ///
 /// Secrets are removed: see [`redacted`].
 pub fn write(
-    settings: &Settings,
+    settings: &Locations,
     folder: &str,
     made_s: u64,
     to: impl Write,
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn each_item_has_a_name_of_its_own() {
         let settings =
-            Settings { bpffs: "/b".into(), run_dir: "/r".into(), metrics: SocketAddr::from(([127, 0, 0, 1], 10249)) };
+            Locations { bpffs: "/b".into(), run_dir: "/r".into(), metrics: SocketAddr::from(([127, 0, 0, 1], 10249)) };
         let items = items(&settings);
         let names: BTreeSet<_> = items.iter().map(|item| &item.name).collect();
         assert_eq!(names.len(), items.len());

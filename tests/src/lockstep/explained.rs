@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use lb_common::decide::{Action, Packet, Verdict};
 use lb_common::state::SourcePorts;
-use lb_userspace::explain::{self, Explanation, Live, Question, Reported, Seat, Seen, Settings, Stored};
+use lb_userspace::explain::{self, DecisionContext, Explanation, Live, Question, Reported, Seat, Seen, Stored};
 
 use super::{HostSide, Lockstep, Maps, bits, demanded, frame, goes_whole};
 use crate::test_run::{Hook, LoadedPrograms, Ran};
@@ -32,11 +32,11 @@ pub struct Foretold<const N: usize> {
 /// The family's maps.
 pub trait Foretells<const N: usize> {
     /// `chances`: so many times the same is asked again with another chance.
-    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<N>, chances: u32) -> Result<Foretold<N>>;
+    fn foretell(&self, settings: DecisionContext, hook: Hook, packet: Packet<N>, chances: u32) -> Result<Foretold<N>>;
 }
 
 impl Foretells<4> for Explained {
-    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<4>, chances: u32) -> Result<Foretold<4>> {
+    fn foretell(&self, settings: DecisionContext, hook: Hook, packet: Packet<4>, chances: u32) -> Result<Foretold<4>> {
         let own = self.v4.settings(settings.now_ns, SourcePorts::DEFAULT);
         ensure!(own.timeouts == settings.timeouts, "the tables note other timeouts");
         foretell(&self.v4, settings, hook, packet, chances)
@@ -44,7 +44,13 @@ impl Foretells<4> for Explained {
 }
 
 impl Foretells<16> for Explained {
-    fn foretell(&self, settings: Settings, hook: Hook, packet: Packet<16>, chances: u32) -> Result<Foretold<16>> {
+    fn foretell(
+        &self,
+        settings: DecisionContext,
+        hook: Hook,
+        packet: Packet<16>,
+        chances: u32,
+    ) -> Result<Foretold<16>> {
         let own = self.v6.settings(settings.now_ns, SourcePorts::DEFAULT);
         ensure!(own.timeouts == settings.timeouts, "the tables note other timeouts");
         foretell(&self.v6, settings, hook, packet, chances)
@@ -54,7 +60,7 @@ impl Foretells<16> for Explained {
 /// The decision, and the explanation of it, which must not promise what chance decides.
 fn foretell<const N: usize, S: Stored>(
     stored: &S,
-    settings: Settings,
+    settings: DecisionContext,
     hook: Hook,
     packet: Packet<N>,
     chances: u32,
@@ -64,8 +70,11 @@ fn foretell<const N: usize, S: Stored>(
     let question = Question { packet, port_is_assumed: false, seat, reported: Reported::default() };
     let explanation = explain::explain(stored, settings, question.clone());
     for seed in 1..=chances {
-        let again =
-            explain::explain(stored, Settings { seed: settings.seed ^ (seed << 30), ..settings }, question.clone());
+        let again = explain::explain(
+            stored,
+            DecisionContext { seed: settings.seed ^ (seed << 30), ..settings },
+            question.clone(),
+        );
         let of = |result: &explain::Explanation| (result.result.outcome, result.result.backend);
         let same = of(&again) == of(&explanation);
         ensure!(
@@ -95,7 +104,7 @@ where
     pub(super) fn explain(&self, lockstep: &Lockstep, hook: Hook, packet: Packet<N>) -> Result<Option<Foretold<N>>> {
         let Some(explained) = lockstep.explained.as_ref().filter(|_| hook != Hook::Xdp) else { return Ok(None) };
         let memory = &self.memory;
-        let settings = Settings {
+        let settings = DecisionContext {
             now_ns: memory.now_ns,
             seed: memory.seed,
             link: 0,

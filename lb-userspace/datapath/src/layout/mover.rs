@@ -46,14 +46,14 @@ pub struct Moved {
 /// Moves flow entries; see the module.
 #[derive(Debug)]
 pub struct FlowMover {
-    pub(super) families: Vec<Tables>,
+    pub(super) families: Vec<MovedTables>,
     grace: Grace,
     began_s: u64,
 }
 
 /// The flow tables of one address family.
 #[derive(Debug)]
-pub(super) struct Tables {
+pub(super) struct MovedTables {
     pub keys: KeyFields,
     pub flows: FlowTable,
     pub udp_flows: FlowTable,
@@ -84,7 +84,8 @@ impl FlowMover {
         let moving = moving_flows(descriptions.0, descriptions.1);
         let families =
             Family::ALL.into_iter().filter(|family| family.flow_tables().iter().any(|name| moving.contains(name)));
-        let families = families.map(|family| Tables::open(family, sets, descriptions)).collect::<Result<_, _>>()?;
+        let families =
+            families.map(|family| MovedTables::open(family, sets, descriptions)).collect::<Result<_, _>>()?;
         let grace = Grace::new().map_err(LayoutError::access("make", "for waiting"))?;
         Ok(Self { families, grace, began_s: now_s() })
     }
@@ -109,7 +110,7 @@ impl FlowMover {
         self.grace.wait().map_err(LayoutError::access("write", "for waiting"))
     }
 
-    fn table(&self, tables: &Tables, which: Which, moved: &mut Moved) -> Result<(), LayoutError> {
+    fn table(&self, tables: &MovedTables, which: Which, moved: &mut Moved) -> Result<(), LayoutError> {
         let (table, now_s) = (tables.of(which), now_s());
         let is_early = now_s < self.began_s + LONGEST_REST_S;
         let rested_s = if is_early { now_s.saturating_sub(HANDSHAKE_RESTS_S) } else { u64::MAX };
@@ -145,7 +146,7 @@ impl FlowMover {
     }
 }
 
-impl Tables {
+impl MovedTables {
     fn open(
         family: Family,
         sets: (&Path, &Path),

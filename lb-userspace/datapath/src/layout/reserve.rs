@@ -7,7 +7,7 @@ use lb_common::abi::half_open_flags;
 
 use super::{
     LayoutError,
-    mover::{FlowMover, Tables},
+    mover::{FlowMover, MovedTables},
 };
 use lb_tables::{Condition, RawCursor};
 
@@ -17,16 +17,16 @@ const BATCH: usize = 4096;
 impl FlowMover {
     /// Keeps the new programs from these tuples. Repeatable; call it just before the new programs take over, and just after.
     pub fn reserve(&self) -> Result<(), LayoutError> {
-        self.families.iter().try_for_each(Tables::reserve)
+        self.families.iter().try_for_each(MovedTables::reserve)
     }
 
     /// Gives up what [`Self::reserve`] has kept: everything is moved.
     pub fn release(&self) -> Result<(), LayoutError> {
-        self.families.iter().try_for_each(Tables::release)
+        self.families.iter().try_for_each(MovedTables::release)
     }
 }
 
-impl Tables {
+impl MovedTables {
     fn reserve(&self) -> Result<(), LayoutError> {
         let (handshakes, blocker) = (self.half_open.new_table(), self.half_open.blocker());
         // The table evicts: what makes room for others must be no more than some of it.

@@ -16,7 +16,7 @@ use super::{
     moving::Moving,
 };
 use crate::{
-    DatapathError, Settings, bpf_link,
+    DatapathError, DatapathSettings, bpf_link,
     cgroup::CgroupRoot,
     layout::{self, Description, Fate, Pass},
     load, map_definition,
@@ -60,7 +60,7 @@ impl Begun {
 /// Ends what another agent has begun, and finds or makes the tables that this one asks for.
 pub fn prepare(
     pins: Pins,
-    settings: &Settings,
+    settings: &DatapathSettings,
     elf: &[u8],
     cgroup: Option<&CgroupRoot>,
     created: &mut Created,
@@ -138,7 +138,7 @@ fn fill(
     fates: &BTreeMap<String, Fate>,
     (old_set, set): (&Path, &Path),
     descriptions: (&Description, &Description),
-    settings: &Settings,
+    settings: &DatapathSettings,
     elf: &[u8],
     created: &mut Created,
 ) -> Result<(), DatapathError> {

@@ -14,8 +14,8 @@ use super::{
     writer::{Subject, Writer},
 };
 use crate::plan::{
-    BackendId, Changes, Desired, DesiredService, Hold, Inputs, NodeFacts, PlanSettings, Planner, ProgrammedState,
-    Tables, restore,
+    BackendId, Changes, Desired, DesiredService, Hold, Inputs, MaglevTables, NodeFacts, PlanSettings, Planner,
+    ProgrammedState, restore,
 };
 use lb_model::{Family, Monotonic, ObjectName, PortKey, Snapshot};
 use lb_tables::vip_filter;
@@ -26,7 +26,7 @@ pub struct Programmer<S> {
     pub(super) writer: Writer<S>,
     pub(super) settings: PlanSettings,
     pub(super) planner: Planner,
-    pub(super) tables: Tables,
+    pub(super) tables: MaglevTables,
     /// Of the last snapshot. `None` until the first one: nothing is programmed, and nothing removed, before.
     pub(super) revision: Option<u64>,
     pub(super) pending: Pending,
@@ -62,7 +62,7 @@ impl<S: Store> Programmer<S> {
         Ok(Self {
             writer: Writer { store, programmed, grace: settings.slot_grace },
             planner: Planner::new(settings.clone()),
-            tables: Tables::default(),
+            tables: MaglevTables::default(),
             settings,
             revision: None,
             pending: Pending::default(),

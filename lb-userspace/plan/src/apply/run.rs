@@ -6,7 +6,7 @@ use super::{
     Programmer, Report, Store,
     backlog::Backlog,
     pending::Trouble,
-    writer::{Change, Released, Subject},
+    writer::{OpSequence, Released, Subject},
 };
 use crate::plan::{
     Changes, Frontend, Obstacle, Op, diff_service, diff_vip, free_unreferred, part, sweep, withdrawals, work,
@@ -174,14 +174,14 @@ impl<S: Store> Programmer<S> {
                 ops.truncate(part);
                 self.backlog.add_service(key.clone());
             }
-            let change = Change { subject, ops, owner, before };
+            let change = OpSequence { subject, ops, owner, before };
             self.writer.reserve(&change);
             changes.push(change);
         }
         self.write(changes, run);
     }
 
-    fn write(&mut self, changes: Vec<Change>, run: &mut Run) {
+    fn write(&mut self, changes: Vec<OpSequence>, run: &mut Run) {
         for (change, reason) in self.writer.write(changes, run.now, &mut run.report) {
             let failed = Trouble::Failed(reason);
             self.pending.put(change.subject, failed, change.before, &self.settings, run.now);
@@ -251,7 +251,7 @@ impl<S: Store> Programmer<S> {
         for (key, op) in ops {
             let Some(subject) = Released::by(&op).map(Subject::Release) else { continue };
             let before = self.pending.take(&subject);
-            changes.push(Change { subject, ops: vec![op], owner: Some(key), before });
+            changes.push(OpSequence { subject, ops: vec![op], owner: Some(key), before });
         }
         self.write(changes, run);
     }

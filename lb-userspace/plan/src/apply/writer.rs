@@ -53,7 +53,7 @@ impl fmt::Display for Subject {
 
 /// The operations of one change, in order.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct OpSequence {
     pub subject: Subject,
     pub ops: Vec<Op>,
     /// The service port that owns the backends, frontends and so on, for the programmed state.
@@ -73,13 +73,18 @@ pub(super) struct Writer<S> {
 
 impl<S: Store> Writer<S> {
     /// Sets aside what a change needs, so that the next one is planned beside it.
-    pub fn reserve(&mut self, change: &Change) {
+    pub fn reserve(&mut self, change: &OpSequence) {
         self.programmed.reserve(&change.ops);
     }
 
     /// Carries reserved changes out: step by step, all of them together, so that each step is few system calls. A change ends
     /// at its first failure, as what follows may depend on it; the others go on. Returns the changes that failed, and why.
-    pub fn write(&mut self, changes: Vec<Change>, now: Monotonic, report: &mut Report) -> Vec<(Change, String)> {
+    pub fn write(
+        &mut self,
+        changes: Vec<OpSequence>,
+        now: Monotonic,
+        report: &mut Report,
+    ) -> Vec<(OpSequence, String)> {
         // For each change how far it has come, and whether it goes on.
         let mut state: Vec<(usize, bool)> = vec![(0, true); changes.len()];
         let mut reasons: BTreeMap<usize, String> = BTreeMap::new();
@@ -141,7 +146,7 @@ impl<S: Store> Writer<S> {
 }
 
 /// The first step that some change has still before it.
-fn next_rank(changes: &[Change], state: &[(usize, bool)]) -> Option<u8> {
+fn next_rank(changes: &[OpSequence], state: &[(usize, bool)]) -> Option<u8> {
     let going_on = changes.iter().zip(state).filter(|(_, (_, goes_on))| *goes_on);
     going_on.filter_map(|(change, (done, _))| change.ops.get(*done)).map(Op::rank).min()
 }

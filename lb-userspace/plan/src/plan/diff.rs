@@ -11,8 +11,8 @@ use std::{
 use lb_common::abi::{self, backend_state};
 
 use super::{
-    BackendId, BackendRecord, Desired, DesiredEndpoint, DesiredService, Op, PlanSettings, ProgrammedService,
-    ProgrammedState, Set, SortedMap, Tables,
+    BackendId, BackendRecord, Desired, DesiredEndpoint, DesiredService, MaglevTables, Op, PlanSettings,
+    ProgrammedService, ProgrammedState, Set, SortedMap,
     layout::Member,
     life::{self, DrainLimits, Step},
     named::{self, named},
@@ -42,7 +42,7 @@ pub fn diff_service(
     key: &PortKey,
     desired: &Desired,
     programmed: &ProgrammedState,
-    tables: &mut Tables,
+    tables: &mut MaglevTables,
     settings: &PlanSettings,
     now: Monotonic,
 ) -> Result<Vec<Op>, Obstacle> {

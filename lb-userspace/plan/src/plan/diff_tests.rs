@@ -72,7 +72,8 @@ fn diff(programmed: &ProgrammedState, endpoints: &[&str]) -> Result<Vec<Op>, Ref
     let settings = PlanSettings::default();
     let desired = plan(&snapshot(endpoints), &NodeFacts::default(), &settings);
     let key = desired.services.keys().next().unwrap();
-    diff_service(key, &desired, programmed, &mut Tables::default(), &settings, Monotonic::default()).map_err(refusal)
+    diff_service(key, &desired, programmed, &mut MaglevTables::default(), &settings, Monotonic::default())
+        .map_err(refusal)
 }
 
 fn record_all(programmed: &mut ProgrammedState, ops: &[Op]) {
@@ -253,7 +254,7 @@ fn balanced() -> Desired {
 
 fn ops_for(desired: &Desired, programmed: &ProgrammedState) -> Result<Vec<Op>, Refusal> {
     let key = desired.services.keys().next().unwrap();
-    diff_service(key, desired, programmed, &mut Tables::default(), &PlanSettings::default(), Monotonic::default())
+    diff_service(key, desired, programmed, &mut MaglevTables::default(), &PlanSettings::default(), Monotonic::default())
         .map_err(refusal)
 }
 

@@ -61,7 +61,7 @@ pub use restore::{Loaded, Part, Stray, restore};
 pub use rule::{Rule, RuleObserver};
 pub use sorted::{SortedMap, SortedSet};
 pub use sweep::{free_unreferred, sweep};
-pub use tables::Tables;
+pub use tables::MaglevTables;
 pub use work::{part, work};
 
 /// The node's addresses that node ports are served on.

@@ -7,8 +7,8 @@ use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 use lb_common::abi::backend_state;
 
 use super::{
-    BackendId, BackendRecord, Desired, DesiredEndpoint, DesiredService, Frontend, HealthCheck, Hold, NodeFacts,
-    Obstacle, PlanSettings, Planner, ProgrammedState, Set, Tables, diff_service,
+    BackendId, BackendRecord, Desired, DesiredEndpoint, DesiredService, Frontend, HealthCheck, Hold, MaglevTables,
+    NodeFacts, Obstacle, PlanSettings, Planner, ProgrammedState, Set, diff_service,
     effect::{BackendEffect, BackendState, Change, Fate, FrontendEffect, PortEffect, fate},
     life::{self, DrainLimits, Step},
 };
@@ -82,12 +82,17 @@ impl Preview {
 
     /// Why the change of a service port alone would find no room in the tables as they are now; `None`: it would find room, as far as that is known.
     pub fn no_room(&self, key: &PortKey, programmed: &ProgrammedState, now: Monotonic) -> Option<Refusal> {
-        let refused =
-            |desired| match diff_service(key, desired, programmed, &mut Tables::with_looks(LOOKS), &self.settings, now)
-            {
-                Err(Obstacle::NoRoom(refusal)) => Some(refusal),
-                Err(Obstacle::Unfinished) | Ok(_) => None,
-            };
+        let refused = |desired| match diff_service(
+            key,
+            desired,
+            programmed,
+            &mut MaglevTables::with_looks(LOOKS),
+            &self.settings,
+            now,
+        ) {
+            Err(Obstacle::NoRoom(refusal)) => Some(refusal),
+            Err(Obstacle::Unfinished) | Ok(_) => None,
+        };
         refused(&self.after).filter(|refusal| refused(&self.before).as_ref() != Some(refusal))
     }
 

@@ -21,7 +21,7 @@ const KEPT_FROM: u32 = 1_022;
 
 /// Maglev tables, finished and under way.
 #[derive(Debug)]
-pub struct Tables {
+pub struct MaglevTables {
     of: BTreeMap<PortKey, BTreeMap<(Family, Set), Table>>,
     looks: u64,
     looks_left: u64,
@@ -43,13 +43,13 @@ enum Progress {
     Finished(Arc<[u32]>),
 }
 
-impl Default for Tables {
+impl Default for MaglevTables {
     fn default() -> Self {
         Self::with_looks(LOOKS)
     }
 }
 
-impl Tables {
+impl MaglevTables {
     /// `looks`: at slots in one run.
     pub fn with_looks(looks: u64) -> Self {
         Self { of: BTreeMap::new(), looks, looks_left: looks }
@@ -140,7 +140,7 @@ mod tests {
 
     /// Looks that a table takes in all.
     fn needed(members: &[Member], size: u32) -> u64 {
-        let mut tables = Tables::with_looks(u64::MAX >> 1);
+        let mut tables = MaglevTables::with_looks(u64::MAX >> 1);
         tables.get(&key("web"), SET, members, size).expect("finished");
         tables.looks - tables.looks_left
     }
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn a_run_looks_at_a_bounded_number_of_slots_and_the_table_is_finished_by_as_many_as_it_takes() {
         let (members, looks) = (members(1, 100), 20_000);
-        let mut tables = Tables::with_looks(looks);
+        let mut tables = MaglevTables::with_looks(looks);
         let (mut runs, mut looked) = (0, 0);
         loop {
             tables.begin_run();
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn a_table_goes_on_whatever_others_ask_for_before_it() {
         let waits = members(1, 100);
-        let mut tables = Tables::default();
+        let mut tables = MaglevTables::default();
         let runs = (1..100).find(|run| {
             tables.begin_run();
             tables.get(&key("busy"), SET, &members(*run, 800), 131_071);
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_table_whose_members_change_in_each_run_is_finished_all_the_same() {
-        let mut tables = Tables::with_looks(10_000);
+        let mut tables = MaglevTables::with_looks(10_000);
         let runs = (1..100).find(|run| {
             tables.begin_run();
             tables.get(&key("busy"), SET, &members(*run, 100), SIZE).is_some()
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_no_more_and_what_is_small_takes_no_room() {
-        let mut tables = Tables::default();
+        let mut tables = MaglevTables::default();
         for (name, size) in [("large", SIZE), ("small", 251)] {
             assert!(tables.get(&key(name), SET, &members(1, 10), size).is_some());
             tables.keep(&key(name), &[SET].into());

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const EVERY: Settings = Settings {
+const EVERY: WatchSettings = WatchSettings {
     patience: 1,
     silence: bounds::SILENCE,
     compare_interval: Some(bounds::COMPARE_INTERVAL),
@@ -16,7 +16,7 @@ fn begun(fixture: &mut Fixture) -> Duration {
     loop {
         fixture.seconds(5);
         if let Some((call, asked)) = fixture.asked.pop() {
-            assert_eq!((call, asked), (Call::List, Asked::List(None)));
+            assert_eq!((call, asked), (Call::List, RequestKind::List(None)));
             return fixture.now - begin;
         }
         let version = fixture.watcher.version.clone().unwrap().to_string();

@@ -15,10 +15,10 @@ use super::*;
 use crate::kube::spawn;
 
 /// What came to a server: the end of the connection, the query, the `Authorization`.
-type Asked = (SocketAddr, String, String);
+type ReceivedRequest = (SocketAddr, String, String);
 
 /// A server that answers with this status, or else lists with two pages and watches without end.
-fn server(status: Option<u16>) -> (String, mpsc::UnboundedReceiver<Asked>) {
+fn server(status: Option<u16>) -> (String, mpsc::UnboundedReceiver<ReceivedRequest>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

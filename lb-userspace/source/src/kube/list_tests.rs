@@ -127,7 +127,7 @@ async fn a_list_that_lost_most_is_confirmed_and_one_that_lost_some_needs_no_seco
 
 #[tokio::test(start_paused = true)]
 async fn the_first_list_needs_a_second_when_empty_while_tables_exist() {
-    let mut fixture = Fixture::new(Settings { expected_objects: 1, ..SETTINGS });
+    let mut fixture = Fixture::new(WatchSettings { expected_objects: 1, ..SETTINGS });
     fixture.take_list();
     fixture.list("5", &[]);
     assert!(fixture.status().confirming.is_some() && fixture.status().proof.is_none());
@@ -144,7 +144,7 @@ async fn the_first_list_needs_a_second_when_empty_while_tables_exist() {
 #[tokio::test(start_paused = true)]
 async fn the_first_list_needs_a_second_when_far_shorter_than_the_tables() {
     let all: Vec<String> = (0..30).map(|index| format!("s{index:02}")).collect();
-    let mut fixture = Fixture::new(Settings { expected_objects: 30, ..SETTINGS });
+    let mut fixture = Fixture::new(WatchSettings { expected_objects: 30, ..SETTINGS });
     fixture.take_list();
     fixture.list("5", &refs(&all[..3]));
     assert!(fixture.status().confirming.is_some() && fixture.held().is_empty(), "not believed at once");
@@ -152,7 +152,7 @@ async fn the_first_list_needs_a_second_when_far_shorter_than_the_tables() {
     fixture.list("6", &refs(&all[..3]));
     fixture.take_watch(Call::Watch, "6");
     assert_eq!(fixture.held().len(), 3);
-    let mut fixture = Fixture::new(Settings { expected_objects: 30, ..SETTINGS });
+    let mut fixture = Fixture::new(WatchSettings { expected_objects: 30, ..SETTINGS });
     fixture.take_list();
     fixture.list("5", &refs(&all[..20]));
     fixture.take_watch(Call::Watch, "5");
@@ -164,10 +164,10 @@ async fn a_partial_list_is_none_and_goes_on_where_it_broke_off() {
     fixture.fail(Call::Watch, Some(410));
     fixture.take_list();
     fixture.page("200", &["a"], Some("next"));
-    assert_eq!(fixture.next().1, Asked::List(Some("next".into())));
+    assert_eq!(fixture.next().1, RequestKind::List(Some("next".into())));
     fixture.fail(Call::List, None);
     assert_eq!(fixture.held(), ["a", "b", "c"]);
-    assert_eq!(fixture.next().1, Asked::List(Some("next".into())), "the same page");
+    assert_eq!(fixture.next().1, RequestKind::List(Some("next".into())), "the same page");
     fixture.list("200", &["b"]);
     assert_eq!(fixture.held(), ["a", "b"]);
 }
@@ -216,14 +216,14 @@ async fn a_page_that_is_refused_again_and_again_is_not_asked_for_without_end() {
     fixture.page("900", &["a"], Some("rest"));
     let mut asked = fixture.next();
     for _ in 0..20 {
-        if asked.1 == Asked::List(None) {
+        if asked.1 == RequestKind::List(None) {
             break;
         }
         fixture.fail(Call::List, Some(500));
         asked = fixture.next();
         assert!(asked.2 > Duration::ZERO, "not in a loop");
     }
-    assert_eq!(asked.1, Asked::List(None));
+    assert_eq!(asked.1, RequestKind::List(None));
     fixture.list("70", &["b"]);
     assert_eq!(fixture.held(), ["b"], "nothing of the list that broke off");
 }
@@ -234,7 +234,7 @@ async fn a_list_goes_on_where_it_was_when_the_api_was_only_away_or_busy() {
     fixture.take_list();
     fixture.page("900", &["a"], Some("rest"));
     for status in [None, Some(429), Some(503)].into_iter().cycle().take(30) {
-        assert_eq!(fixture.next().1, Asked::List(Some("rest".into())));
+        assert_eq!(fixture.next().1, RequestKind::List(Some("rest".into())));
         fixture.fail(Call::List, status);
     }
 }

@@ -10,7 +10,7 @@ use super::{
     connect::ApiClients,
     held::Message,
     reader::{self, Selection, WentBack},
-    watcher::Settings,
+    watcher::WatchSettings,
 };
 use lb_objects::lean;
 
@@ -19,12 +19,12 @@ pub fn read(
     clients: Arc<ApiClients>,
     went_back: WentBack,
     own: Option<&str>,
-    settings: Settings,
+    settings: WatchSettings,
     wanted: watch::Receiver<bool>,
 ) -> impl Stream<Item = Message> + Send + 'static {
     let selection = Selection { labels: None, fields: own.map(|name| format!("metadata.name!={name}")) };
     // A list of all nodes is large, and goes to every agent: it is not fetched once more to compare.
-    let settings = Settings { compare_interval: None, ..settings };
+    let settings = WatchSettings { compare_interval: None, ..settings };
     let follow = move || reader::read(Arc::clone(&clients), went_back.clone(), selection.clone(), settings).boxed();
     let peers = Peers { wanted, following: None };
     stream::unfold((peers, follow), |(mut peers, follow)| async move {

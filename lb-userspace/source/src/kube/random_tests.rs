@@ -103,7 +103,7 @@ proptest! {
     fn nothing_is_deleted_but_by_a_delete_event_or_by_complete_lists(acts in proptest::collection::vec(act(), 1..120), seed in any::<u64>()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let settings = Settings { compare_interval: Some(Duration::from_secs(40)), ..SETTINGS };
+            let settings = WatchSettings { compare_interval: Some(Duration::from_secs(40)), ..SETTINGS };
             let fixture = Fixture::seeded(settings, seed);
             let mut model = WatchModel { fixture, lists: Vec::new(), making: BTreeSet::new() };
             let begin = model.fixture.now;

@@ -28,7 +28,7 @@ use super::{
     reason,
     split::{Items, Lines},
     version::Version,
-    watcher::{Settings, Watcher},
+    watcher::{WatchSettings, Watcher},
 };
 use lb_objects::lean::ApiKind;
 
@@ -47,7 +47,7 @@ pub fn read<K>(
     clients: Arc<ApiClients>,
     went_back: WentBack,
     selection: Selection,
-    settings: Settings,
+    settings: WatchSettings,
 ) -> impl Stream<Item = WatcherOutput<K>> + Send + 'static
 where
     K: ApiKind,

@@ -22,7 +22,7 @@ struct NoProgress {
 
 impl NoProgress {
     fn new(seed: u64) -> Self {
-        let settings = Settings { compare_interval: Some(bounds::COMPARE_INTERVAL), ..SETTINGS };
+        let settings = WatchSettings { compare_interval: Some(bounds::COMPARE_INTERVAL), ..SETTINGS };
         let fixture = Fixture::seeded(settings, seed);
         Self {
             begin: fixture.now,
@@ -73,19 +73,19 @@ impl NoProgress {
         }
     }
 
-    fn answer(&mut self, call: Call, asked: &Asked) {
+    fn answer(&mut self, call: Call, asked: &RequestKind) {
         match asked {
-            Asked::Watch(_, seconds) => {
+            RequestKind::Watch(_, seconds) => {
                 self.fixture.receive(call, Received::Opened);
                 if call == Call::Probe {
                     self.probe_ends = Some(self.fixture.now + Duration::from_secs((*seconds).into()));
                 }
             }
-            Asked::List(_) => {
+            RequestKind::List(_) => {
                 self.lists.push(self.fixture.now - self.begin);
                 self.fixture.receive(Call::List, Received::Page(self.page()));
             }
-            Asked::CheckVersion => {
+            RequestKind::CheckVersion => {
                 self.is_second_probe = true;
                 self.fixture.receive(Call::Probe, Received::Page(self.page()));
             }
@@ -239,7 +239,7 @@ async fn a_silent_probe_that_took_the_place_of_a_watch_brings_no_list_either() {
     api.fixture.seconds(5);
     api.fixture.receive(Call::Watch, Received::Ended);
     let (call, asked, after) = api.fixture.next();
-    assert!(call == Call::Watch && matches!(asked, Asked::Watch(..)), "{asked:?}");
+    assert!(call == Call::Watch && matches!(asked, RequestKind::Watch(..)), "{asked:?}");
     assert_eq!((after, api.lists.len()), (Duration::ZERO, lists));
     api.fixture.receive(Call::Watch, Received::Opened);
     let probed = api.fixture.next();

@@ -92,7 +92,7 @@ impl Simulation {
         let mut agents = Vec::new();
         for agent in 0..AGENTS {
             for (resource, patience) in PATIENCE.into_iter().enumerate() {
-                let settings = Settings {
+                let settings = WatchSettings {
                     patience,
                     silence: bounds::SILENCE,
                     compare_interval: Some(bounds::COMPARE_INTERVAL),

@@ -173,10 +173,10 @@ fn proof_after_outage(seed: u64, outage: Duration, refuses: bool, is_gone: bool)
         fixture.pass(Duration::from_millis(100));
         for (call, question) in std::mem::take(&mut fixture.asked) {
             match question {
-                Asked::List(_) => fixture.list("900", &["a"]),
-                Asked::CheckVersion => panic!("every probe brings a bookmark here"),
-                Asked::Watch(version, _) if is_gone && version == "100" => fixture.fail(call, Some(410)),
-                Asked::Watch(..) => {
+                RequestKind::List(_) => fixture.list("900", &["a"]),
+                RequestKind::CheckVersion => panic!("every probe brings a bookmark here"),
+                RequestKind::Watch(version, _) if is_gone && version == "100" => fixture.fail(call, Some(410)),
+                RequestKind::Watch(..) => {
                     fixture.receive(call, Received::Opened);
                     if call == Call::Probe {
                         fixture.seconds(3);
@@ -273,7 +273,7 @@ async fn a_watch_whose_time_is_up_is_not_taken_for_dead_because_of_a_probe() {
     fixture.pass(fixture.ends - fixture.now);
     fixture.receive(Call::Watch, Received::Ended);
     let (call, asked, _) = fixture.next();
-    assert!(call == Call::Watch && matches!(asked, Asked::Watch(..)), "{asked:?}");
+    assert!(call == Call::Watch && matches!(asked, RequestKind::Watch(..)), "{asked:?}");
     // The new one is not answered at once, and something changes.
     fixture.fail(Call::Watch, Some(503));
     fixture.put(Call::Probe, "b", "120");

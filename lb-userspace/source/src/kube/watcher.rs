@@ -36,7 +36,7 @@ const HTTP_GONE: u16 = 410;
 
 /// How a resource is to be followed; see [`super::KubeSettings`].
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct WatchSettings {
     /// Silences are that many times as long: nothing that is forwarded waits for this resource. Otherwise 1. Failures are repeated as
     /// soon as those of others: readiness waits for each resource.
     pub patience: u32,
@@ -54,7 +54,7 @@ type Known = BTreeMap<ObjectName, Version>;
 /// Where one resource stands.
 #[derive(Debug)]
 pub struct Watcher<K> {
-    settings: Settings,
+    settings: WatchSettings,
     pauses: Pauses,
     status: ResourceStatus,
     reach: Option<Reach>,
@@ -77,7 +77,7 @@ pub struct Watcher<K> {
 
 impl<K> Watcher<K> {
     /// `seed`: of all random choices, another one on each node and for each resource.
-    pub fn new(mut settings: Settings, seed: u64, now: Instant) -> Self {
+    pub fn new(mut settings: WatchSettings, seed: u64, now: Instant) -> Self {
         settings.silence *= settings.patience;
         Self {
             settings,
@@ -225,18 +225,18 @@ impl<K> Watcher<K> {
     }
 
     /// A change that is not known yet, from whatever call.
-    fn changed(&mut self, change: Change<K>, version: Option<Version>) -> Update<K> {
+    fn changed(&mut self, change: WatchEvent<K>, version: Option<Version>) -> Update<K> {
         self.version = version.clone().or(self.version.take());
         let name = change.name().clone();
         if let Some(comparison) = &mut self.comparison {
             comparison.touched(&name);
         }
         let updates = match change {
-            Change::Put(item) => {
+            WatchEvent::Put(item) => {
                 self.known.insert(name, version.unwrap_or_else(Version::unknown));
                 Update::Changed(item)
             }
-            Change::Delete(name) => {
+            WatchEvent::Delete(name) => {
                 self.known.remove(&name);
                 Update::Deleted(name)
             }
@@ -248,12 +248,12 @@ impl<K> Watcher<K> {
 
 /// What a watch brings of one object.
 #[derive(Debug)]
-enum Change<K> {
+enum WatchEvent<K> {
     Put(Box<Item<K>>),
     Delete(ObjectName),
 }
 
-impl<K> Change<K> {
+impl<K> WatchEvent<K> {
     fn name(&self) -> &ObjectName {
         match self {
             Self::Put(item) => &item.name,
@@ -263,7 +263,7 @@ impl<K> Change<K> {
 }
 
 /// Whether the server says that a version is none that it can go on from, and why.
-fn unusable_version(failure: &Failure, settings: &Settings) -> Option<Relist> {
+fn unusable_version(failure: &Failure, settings: &WatchSettings) -> Option<Relist> {
     match failure.status {
         Some(HTTP_GONE) => Some(Relist::Gone),
         // A list says so for good, and it is no error.

@@ -8,7 +8,7 @@ use lb_objects::lean::Service;
 
 /// A question to the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Asked {
+enum RequestKind {
     Watch(String, u32),
     List(Option<String>),
     CheckVersion,
@@ -21,7 +21,7 @@ struct Fixture {
     held: BTreeSet<String>,
     staged: BTreeSet<String>,
     /// Questions since they were last looked at.
-    asked: Vec<(Call, Asked)>,
+    asked: Vec<(Call, RequestKind)>,
     open: BTreeSet<&'static str>,
     asked_in_all: usize,
     /// How often the store went back.
@@ -32,7 +32,7 @@ struct Fixture {
     ends: Instant,
 }
 
-const SETTINGS: Settings = Settings {
+const SETTINGS: WatchSettings = WatchSettings {
     patience: 1,
     silence: bounds::SILENCE,
     compare_interval: None,
@@ -59,11 +59,11 @@ fn failure(status: Option<u16>) -> Failure {
 
 impl Fixture {
     /// With a fixed seed: a story of single steps must end before its watch does. The other stories take fresh seeds.
-    fn new(settings: Settings) -> Self {
+    fn new(settings: WatchSettings) -> Self {
         Self::seeded(settings, 1)
     }
 
-    fn seeded(settings: Settings, seed: u64) -> Self {
+    fn seeded(settings: WatchSettings, seed: u64) -> Self {
         let now = Instant::now();
         Self {
             watcher: Watcher::new(settings, seed, now),
@@ -80,13 +80,13 @@ impl Fixture {
     }
 
     /// Listed in version 100, with the watch open.
-    fn watching(settings: Settings, names: &[&str]) -> Self {
+    fn watching(settings: WatchSettings, names: &[&str]) -> Self {
         let mut fixture = Self::new(settings);
         fixture.pass(Duration::ZERO);
         fixture.take_list();
         fixture.list("100", names);
         fixture.pass(Duration::ZERO);
-        assert!(matches!(&fixture.asked[..], [(Call::Watch, Asked::Watch(version, _))] if version == "100"));
+        assert!(matches!(&fixture.asked[..], [(Call::Watch, RequestKind::Watch(version, _))] if version == "100"));
         fixture.asked.clear();
         fixture.receive(Call::Watch, Received::Opened);
         fixture
@@ -100,17 +100,17 @@ impl Fixture {
                     if call == Call::Watch {
                         self.ends = self.now + Duration::from_secs(seconds.into());
                     }
-                    self.ask(call, Asked::Watch(version.to_string(), seconds));
+                    self.ask(call, RequestKind::Watch(version.to_string(), seconds));
                 }
                 Effect::List { token } => {
                     self.open.insert("list");
                     self.token.clone_from(&token);
-                    self.ask(Call::List, Asked::List(token));
+                    self.ask(Call::List, RequestKind::List(token));
                 }
                 Effect::WentBack => self.went_back += 1,
                 Effect::CheckVersion => {
                     self.open.insert("probe");
-                    self.ask(Call::Probe, Asked::CheckVersion);
+                    self.ask(Call::Probe, RequestKind::CheckVersion);
                 }
                 Effect::Close(call) => {
                     self.open.remove(name_of(call));
@@ -124,7 +124,7 @@ impl Fixture {
         }
     }
 
-    fn ask(&mut self, call: Call, asked: Asked) {
+    fn ask(&mut self, call: Call, asked: RequestKind) {
         self.asked_in_all += 1;
         self.asked.push((call, asked));
     }
@@ -170,7 +170,7 @@ impl Fixture {
     }
 
     /// Passes time until something is asked for; what, and how long it took.
-    fn next(&mut self) -> (Call, Asked, Duration) {
+    fn next(&mut self) -> (Call, RequestKind, Duration) {
         let begin = self.now;
         self.pass(Duration::ZERO);
         while self.asked.is_empty() {
@@ -183,14 +183,14 @@ impl Fixture {
 
     fn take_list(&mut self) -> Duration {
         let (call, asked, after) = self.next();
-        assert_eq!((call, asked), (Call::List, Asked::List(None)));
+        assert_eq!((call, asked), (Call::List, RequestKind::List(None)));
         after
     }
 
     /// Waits for a watch, opens it.
     fn take_watch(&mut self, call: Call, version: &str) -> Duration {
         let (by, asked, after) = self.next();
-        assert!(by == call && matches!(&asked, Asked::Watch(from, _) if from == version), "{by:?} {asked:?}");
+        assert!(by == call && matches!(&asked, RequestKind::Watch(from, _) if from == version), "{by:?} {asked:?}");
         self.receive(call, Received::Opened);
         after
     }
@@ -200,7 +200,7 @@ impl Fixture {
         self.seconds(5);
         self.receive(Call::Probe, Received::Ended);
         let (call, asked, after) = self.next();
-        assert_eq!((call, asked, after), (Call::Probe, Asked::CheckVersion, Duration::ZERO));
+        assert_eq!((call, asked, after), (Call::Probe, RequestKind::CheckVersion, Duration::ZERO));
         let (items, version) = (vec![object("a", "50")], Version::parse(Some(version)));
         let page = Page { items, version, token: Some("more".into()), bytes: 0 };
         self.receive(Call::Probe, Received::Page(page));

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::ask::{Failure, ask};
 use super::endpoint::Answer;
-use super::schedule::{Change, Schedule, Subject};
+use super::schedule::{HealthChange, Schedule, Subject};
 use super::wanted::Wanted;
 use crate::agent::log_bound::LogBound;
 use crate::agent::marks::{Unhealthy, UnhealthySender};
@@ -86,8 +86,8 @@ struct CheckLog {
 }
 
 impl CheckLog {
-    fn changed(&mut self, change: Change, failure: Option<&Failure>) {
-        let Change { subject, is_failing } = change;
+    fn changed(&mut self, change: HealthChange, failure: Option<&Failure>) {
+        let HealthChange { subject, is_failing } = change;
         let (service, endpoint) = (subject.0.to_string(), subject.1);
         let admitted = self.log.admits(Instant::now());
         if is_failing {

@@ -35,7 +35,7 @@ pub struct Ask {
 
 /// An endpoint is unhealthy, or no longer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct HealthChange {
     pub subject: Subject,
     pub is_failing: bool,
 }
@@ -191,7 +191,7 @@ impl Schedule {
     }
 
     /// A check has ended.
-    pub fn over(&mut self, id: u64, answer: Answer, now: Instant) -> Option<Change> {
+    pub fn over(&mut self, id: u64, answer: Answer, now: Instant) -> Option<HealthChange> {
         if let Some(namespace) = self.under_way.remove(&id) {
             if let Some(tenant) = self.tenants.get_mut(&namespace) {
                 tenant.under_way -= 1;
@@ -212,7 +212,7 @@ impl Schedule {
             Effect::Clear => false,
             Effect::Ask => return None,
         };
-        Some(Change { subject: entry.subject.clone(), is_failing })
+        Some(HealthChange { subject: entry.subject.clone(), is_failing })
     }
 
     /// Those whose checks fail.

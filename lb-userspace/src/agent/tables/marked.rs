@@ -2,12 +2,12 @@
 
 use tokio::time::Instant;
 
-use super::Tables;
+use super::TableOwner;
 use crate::agent::marks::{self, Unhealthy};
 use crate::observe::maintenance::Answer;
 use lb_plan::plan::BackendId;
 
-impl Tables {
+impl TableOwner {
     /// The active checks of these endpoints fail, and of no others.
     pub fn set_unhealthy(&mut self, endpoints: Unhealthy) {
         if self.facts.marks.unhealthy != endpoints {

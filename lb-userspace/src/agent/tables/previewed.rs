@@ -1,10 +1,10 @@
 //! What a change would do: its inputs, and the tables that it is compared with. Nothing is written.
 
-use super::Tables;
+use super::TableOwner;
 use crate::agent::clock;
 use crate::agent::previews::{Compared, Present, Request};
 
-impl Tables {
+impl TableOwner {
     /// Answers a part of a preview.
     pub fn preview(&self, request: Request) {
         // The client may have gone away.

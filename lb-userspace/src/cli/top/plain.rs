@@ -81,12 +81,12 @@ mod tests {
     use super::super::readings::{Agent, Reader};
     use super::*;
 
-    type Tables = Result<Vec<ServiceRow>, String>;
+    type ServiceRows = Result<Vec<ServiceRow>, String>;
 
     /// What is printed and what is complained about, where the tables are read as `read` says and the agent as `agent` says.
     async fn run(
         is_once: bool,
-        tables: impl FnMut() -> Tables + Send + 'static,
+        tables: impl FnMut() -> ServiceRows + Send + 'static,
         agent: Option<Agent>,
     ) -> (anyhow::Result<()>, Vec<String>, Vec<String>) {
         let (sender, answers) = mpsc::channel(4);

@@ -8,7 +8,7 @@ use lb_common::abi::{
 };
 use lb_common::state::{SourcePorts, Timeouts};
 
-use crate::explain::{Settings, Stored};
+use crate::explain::{DecisionContext, Stored};
 use lb_tables::to_chars;
 
 pub const SERVICE: u32 = 7;
@@ -91,8 +91,8 @@ impl Memory {
         }
     }
 
-    pub fn settings() -> Settings {
-        Settings {
+    pub fn settings() -> DecisionContext {
+        DecisionContext {
             now_ns: u64::from(NOW_S) * 1_000_000_000,
             seed: 1,
             link: 0,

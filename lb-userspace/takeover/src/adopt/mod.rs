@@ -27,7 +27,7 @@ use crate::conntrack::{Conntrack, ConntrackError, Entry, Family, Tuple, nat_hook
 use lb_tables::MapError;
 
 use backends::{Backends, LookupCache};
-pub use tables::{Room, Tables};
+pub use tables::{AdoptionTables, Room};
 
 /// Why connections could not be adopted, or not be followed.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +50,7 @@ struct Adopted {
 
 /// Adopts connections and follows them to their end.
 pub struct Adopter {
-    tables: Tables,
+    tables: AdoptionTables,
     backends: Backends,
     conntrack: Conntrack,
     /// By original tuple.
@@ -64,7 +64,7 @@ pub struct Adopter {
 impl Adopter {
     /// Over the maps pinned in `dir`, in the network namespace of the calling thread.
     pub fn open(dir: &Path) -> Result<Self, AdoptError> {
-        let (tables, backends, conntrack) = (Tables::open(dir)?, Backends::open(dir)?, Conntrack::open()?);
+        let (tables, backends, conntrack) = (AdoptionTables::open(dir)?, Backends::open(dir)?, Conntrack::open()?);
         Ok(Self { tables, backends, conntrack, adopted: HashMap::new(), without_room: 0, nat_problem: None })
     }
 

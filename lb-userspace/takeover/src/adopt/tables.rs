@@ -26,7 +26,7 @@ pub enum Room {
 }
 
 /// The tables, and the adoption window.
-pub struct Tables {
+pub struct AdoptionTables {
     v4: [Flows<V4>; 2],
     v6: [Flows<V6>; 2],
     /// `None`: the tables are of a version without it.
@@ -40,7 +40,7 @@ struct Flows<const N: usize> {
     adopted: u32,
 }
 
-impl Tables {
+impl AdoptionTables {
     pub fn open(dir: &Path) -> Result<Self, MapError> {
         let calls = Calls::default();
         Ok(Self {

@@ -6,7 +6,7 @@ use super::{
     ipset,
     kube_proxy::{self, Removal},
     legacy,
-    nf_tables::{self, Change, Ruleset, Table},
+    nf_tables::{self, Ruleset, RulesetEdit, Table},
     translated,
     virtual_services::VirtualServices,
 };
@@ -143,19 +143,20 @@ impl Leftovers {
         // All jumps go first: no packet enters a chain that is half removed.
         let (mut first, mut then) = (Vec::new(), Vec::new());
         for table in self.own_tables() {
-            first.push(Change::DeleteTable(table.clone()));
+            first.push(RulesetEdit::DeleteTable(table.clone()));
             done.push(Done::removed(format!("table {} {}", table.family.name(), table.name)));
         }
         for table in self.iptables_tables() {
             let (chains, rules) = of_table(&self.rules, table);
             let removal = Removal::of(&table.name, self.kubelets.contains(&table.family), &chains, &rules);
             let text = |what: String| format!("{} {} {what}", table.family.name(), table.name);
-            let delete =
-                |rule: &kube_proxy::Rule<'_, u64>| Change::DeleteRule(table.clone(), rule.chain.to_owned(), rule.id);
+            let delete = |rule: &kube_proxy::Rule<'_, u64>| {
+                RulesetEdit::DeleteRule(table.clone(), rule.chain.to_owned(), rule.id)
+            };
             first.extend(removal.jumps.iter().map(delete));
             let chains = || removal.chains.iter().map(|chain| (*chain).to_owned());
-            then.extend(chains().map(|chain| Change::Flush(table.clone(), chain)));
-            then.extend(chains().map(|chain| Change::DeleteChain(table.clone(), chain)));
+            then.extend(chains().map(|chain| RulesetEdit::Flush(table.clone(), chain)));
+            then.extend(chains().map(|chain| RulesetEdit::DeleteChain(table.clone(), chain)));
             let summary = kube_proxy::summary(removal.chains.iter().copied());
             done.extend(summary.into_iter().map(|chain| Done::removed(format!("chain {}", text(chain)))));
             for (chain, by) in &removal.kept {
@@ -167,7 +168,7 @@ impl Leftovers {
             return Ok(());
         }
         // Flushed in one transaction and deleted in the next ones, chains refer to none that is left.
-        let changes: Vec<Change> = first.into_iter().chain(flushes_first(then)).collect();
+        let changes: Vec<RulesetEdit> = first.into_iter().chain(flushes_first(then)).collect();
         nf_tables::apply(&changes).map_err(failed("remove rules of kube-proxy from nf_tables"))
     }
 }
@@ -213,8 +214,9 @@ fn of_table<'a>(rules: &'a Ruleset, table: &Table) -> OfTable<'a> {
     (chains.collect(), rules.collect())
 }
 
-fn flushes_first(changes: Vec<Change>) -> impl Iterator<Item = Change> {
-    let (flushes, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(|change| matches!(change, Change::Flush(..)));
+fn flushes_first(changes: Vec<RulesetEdit>) -> impl Iterator<Item = RulesetEdit> {
+    let (flushes, rest): (Vec<_>, Vec<_>) =
+        changes.into_iter().partition(|change| matches!(change, RulesetEdit::Flush(..)));
     flushes.into_iter().chain(rest)
 }
 

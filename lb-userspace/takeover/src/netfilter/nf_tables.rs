@@ -81,7 +81,7 @@ fn or_none<T>(listed: io::Result<Vec<T>>) -> io::Result<Vec<T>> {
 
 /// A change of nf_tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum RulesetEdit {
     DeleteTable(Table),
     DeleteRule(Table, String, u64),
     /// Deletes all rules of a chain.
@@ -89,7 +89,7 @@ pub enum Change {
     DeleteChain(Table, String),
 }
 
-impl Change {
+impl RulesetEdit {
     fn message(&self) -> Message {
         let (kind, table, attributes) = match self {
             Self::DeleteTable(table) => (DELETE_TABLE, table, Attributes::default()),
@@ -108,7 +108,7 @@ impl Change {
 }
 
 /// Makes the changes in their order. Each group of [`MOST_OF_A_BATCH`] takes place as a whole or not at all.
-pub fn apply(changes: &[Change]) -> io::Result<()> {
+pub fn apply(changes: &[RulesetEdit]) -> io::Result<()> {
     let groups = changes.chunks(MOST_OF_A_BATCH);
     groups.map(|group| group.iter().map(|change| (0, change.message())).collect()).try_for_each(nf_tables::apply)
 }

@@ -31,7 +31,7 @@ pub fn read_all(store: &impl Store) -> Result<(Loaded, usize), StoreError> {
 
 /// Everything that cannot have been written as it stands.
 pub fn inspect(loaded: &Loaded) -> Vec<Finding> {
-    let tables = Tables {
+    let tables = Inspected {
         names: loaded.names.iter().copied().collect(),
         backends: loaded.backends.iter().copied().collect(),
         slots: loaded.slots.iter().map(|(range, slots)| (*range, slots.as_slice())).collect(),
@@ -61,13 +61,13 @@ pub fn inspect(loaded: &Loaded) -> Vec<Finding> {
     findings.into_iter().collect()
 }
 
-struct Tables<'a> {
+struct Inspected<'a> {
     names: BTreeMap<u32, abi::ServiceName>,
     backends: BTreeMap<BackendId, BackendRecord>,
     slots: BTreeMap<Range, &'a [abi::Slot]>,
 }
 
-impl Tables<'_> {
+impl Inspected<'_> {
     fn finding(&self, kind: FindingKind, table: &str, entry: String, service: u32, difference: String) -> Finding {
         Finding { kind, table: table.to_owned(), entry, service: self.owner(service), difference, repaired: false }
     }

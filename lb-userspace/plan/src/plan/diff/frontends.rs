@@ -6,7 +6,7 @@ use lb_common::abi::{self, service_flags};
 
 use super::{Draft, Obstacle, Selected, full_for};
 use crate::plan::{
-    BackendId, Desired, DesiredService, Frontend, Op, Range, Ranges, Set, Tables, Use,
+    BackendId, Desired, DesiredService, Frontend, MaglevTables, Op, Range, Ranges, Set, Use,
     layout::{Member, layout, maglev_slots},
     restore::ranges_of,
 };
@@ -28,7 +28,7 @@ impl Draft<'_> {
         wanted: &DesiredService,
         desired: &Desired,
         selected: &[Selected],
-        tables: &mut Tables,
+        tables: &mut MaglevTables,
     ) -> Result<(), Obstacle> {
         let mut generation = self.programmed.slots().generation();
         let (mut promised, mut computed) = (Vec::new(), BTreeSet::new());
@@ -74,7 +74,7 @@ impl Draft<'_> {
         wanted: &DesiredService,
         set: (Family, Set),
         members: &[Member],
-        tables: &mut Tables,
+        tables: &mut MaglevTables,
     ) -> Result<Targets, Obstacle> {
         let maglev = |size| tables.get(self.key, set, members, size).map(|slots| slots.to_vec());
         let indices = layout(wanted.scheduler, wanted.maglev_size, wanted.slots_max, members, maglev);

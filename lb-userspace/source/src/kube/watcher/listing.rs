@@ -23,7 +23,7 @@ const BUSY: [u16; 2] = [429, 503];
 #[derive(Debug)]
 pub struct Listing {
     reason: Relist,
-    asked: Asked,
+    asked: PageRequest,
     /// Of the page that is due.
     token: Option<String>,
     /// How often that page was answered with an error.
@@ -34,11 +34,11 @@ pub struct Listing {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Asked {
+enum PageRequest {
     /// The question waits until then.
-    Not(Instant),
+    Waits(Instant),
     /// When something came of it, or it was put.
-    Since(Instant),
+    Sent(Instant),
 }
 
 #[derive(Debug)]
@@ -50,19 +50,19 @@ struct Unconfirmed {
 
 impl Listing {
     pub fn new(reason: Relist, at: Instant) -> Self {
-        Self { reason, asked: Asked::Not(at), token: None, refusals: 0, seen: Known::new(), unconfirmed: None }
+        Self { reason, asked: PageRequest::Waits(at), token: None, refusals: 0, seen: Known::new(), unconfirmed: None }
     }
 
     pub fn due(&self) -> Instant {
         match self.asked {
-            Asked::Not(until) => until,
-            Asked::Since(last) => last + bounds::LIST_SILENCE_LIMIT,
+            PageRequest::Waits(until) => until,
+            PageRequest::Sent(last) => last + bounds::LIST_SILENCE_LIMIT,
         }
     }
 
     /// From the first page again.
     fn start_over(&mut self, reason: Relist, at: Instant) {
-        (self.reason, self.asked, self.token, self.refusals) = (reason, Asked::Not(at), None, 0);
+        (self.reason, self.asked, self.token, self.refusals) = (reason, PageRequest::Waits(at), None, 0);
         self.seen.clear();
     }
 }
@@ -70,14 +70,14 @@ impl Listing {
 impl<K> Watcher<K> {
     pub(super) fn list_tick(&mut self, now: Instant) -> Vec<Effect<K>> {
         let Some(listing) = self.listing.as_mut().filter(|listing| listing.due() <= now) else { return Vec::new() };
-        if let Asked::Since(_) = listing.asked {
+        if let PageRequest::Sent(_) = listing.asked {
             self.reached(false, now);
             let reason = format!("nothing came of a list for {:?}", bounds::LIST_SILENCE_LIMIT);
             let mut effects = vec![Effect::Close(Call::List)];
             effects.extend(self.list_failed(Failure::without_status(reason), now));
             return effects;
         }
-        listing.asked = Asked::Since(now);
+        listing.asked = PageRequest::Sent(now);
         if listing.token.is_none() {
             *self.status.relists.entry(listing.reason).or_default() += 1;
         }
@@ -90,7 +90,7 @@ impl<K> Watcher<K> {
             Received::Failed(failure) => self.list_failed(failure, now),
             _ => {
                 if let Some(listing) = &mut self.listing {
-                    listing.asked = Asked::Since(now);
+                    listing.asked = PageRequest::Sent(now);
                 }
                 Vec::new()
             }
@@ -117,7 +117,7 @@ impl<K> Watcher<K> {
         if !begun {
             listing.reason = Relist::Retry;
         }
-        listing.asked = Asked::Not(now + self.pauses.after_failure(failure.retry_after));
+        listing.asked = PageRequest::Waits(now + self.pauses.after_failure(failure.retry_after));
         self.trouble(failure.reason);
         Vec::new()
     }
@@ -140,7 +140,7 @@ impl<K> Watcher<K> {
         }
         let mut effects = vec![Effect::Emit(Update::Page(page.items))];
         if page.token.is_some() {
-            (listing.token, listing.asked, listing.refusals) = (page.token, Asked::Since(now), 0);
+            (listing.token, listing.asked, listing.refusals) = (page.token, PageRequest::Sent(now), 0);
             effects.push(Effect::List { token: listing.token.clone() });
             return effects;
         }

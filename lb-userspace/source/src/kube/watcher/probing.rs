@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{Call, Change, Effect, Failure, Line, Received, Version, Watcher, bounds, no_answer, unusable_version};
+use super::{Call, Effect, Failure, Line, Received, Version, WatchEvent, Watcher, bounds, no_answer, unusable_version};
 use crate::{Probed, ProofKind, Relist, Restart};
 
 /// A second watch from where the first one is.
@@ -98,9 +98,11 @@ impl<K> Watcher<K> {
             }
             Received::Put(item) => {
                 let version = item.version.clone();
-                return self.probe_received_version(Change::Put(Box::new(item)), version, now);
+                return self.probe_received_version(WatchEvent::Put(Box::new(item)), version, now);
             }
-            Received::Deleted(name, version) => return self.probe_received_version(Change::Delete(name), version, now),
+            Received::Deleted(name, version) => {
+                return self.probe_received_version(WatchEvent::Delete(name), version, now);
+            }
             Received::Ended | Received::Failed(_) if probe.missed.is_some() => probe.over = true,
             Received::Ended if probe.check == VersionCheck::NotYet => {
                 (probe.check, probe.asked, probe.opened) = (VersionCheck::Asked, now, None);
@@ -117,7 +119,12 @@ impl<K> Watcher<K> {
     }
 
     /// A change that the watch has not brought (yet).
-    fn probe_received_version(&mut self, change: Change<K>, version: Option<Version>, now: Instant) -> Vec<Effect<K>> {
+    fn probe_received_version(
+        &mut self,
+        change: WatchEvent<K>,
+        version: Option<Version>,
+        now: Instant,
+    ) -> Vec<Effect<K>> {
         let Some(effect) = self.unless_known(Some(change), version) else { return Vec::new() };
         if let (Some(probe), Some(version)) = (&mut self.probe, &self.version) {
             probe.missed.get_or_insert((now, version.clone()));

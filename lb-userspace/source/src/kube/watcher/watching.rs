@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Call, Change, Effect, Failure, Received, Version, Watcher, bounds, no_answer, unusable_version};
+use super::{Call, Effect, Failure, Received, Version, WatchEvent, Watcher, bounds, no_answer, unusable_version};
 use crate::{Probed, ProofKind, Relist, Restart};
 
 /// The one watch that is followed.
@@ -85,9 +85,11 @@ impl<K> Watcher<K> {
             Received::Bookmark(version) => self.watch_received_version(None, version, now),
             Received::Put(item) => {
                 let version = item.version.clone();
-                self.watch_received_version(Some(Change::Put(Box::new(item))), version, now)
+                self.watch_received_version(Some(WatchEvent::Put(Box::new(item))), version, now)
             }
-            Received::Deleted(name, version) => self.watch_received_version(Some(Change::Delete(name)), version, now),
+            Received::Deleted(name, version) => {
+                self.watch_received_version(Some(WatchEvent::Delete(name)), version, now)
+            }
             Received::Unreadable(reason) => self.relist_unreadable(reason, now),
             Received::Ended if self.watch.is_short && !self.watch.proven => self.short_watch_was_silent(now),
             // Servers end a watch a little before or after the time.
@@ -137,7 +139,7 @@ impl<K> Watcher<K> {
     /// The watch brought a change, or a bookmark.
     fn watch_received_version(
         &mut self,
-        change: Option<Change<K>>,
+        change: Option<WatchEvent<K>>,
         version: Option<Version>,
         now: Instant,
     ) -> Vec<Effect<K>> {
@@ -169,7 +171,11 @@ impl<K> Watcher<K> {
     }
 
     /// What the other call already brought is no update.
-    pub(super) fn unless_known(&mut self, change: Option<Change<K>>, version: Option<Version>) -> Option<Effect<K>> {
+    pub(super) fn unless_known(
+        &mut self,
+        change: Option<WatchEvent<K>>,
+        version: Option<Version>,
+    ) -> Option<Effect<K>> {
         if let (Some(new), Some(held)) = (&version, &self.version)
             && new <= held
         {

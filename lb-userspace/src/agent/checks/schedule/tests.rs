@@ -158,7 +158,7 @@ async fn failing_endpoints_are_told_and_so_are_those_that_are_well_again() {
     let now = start + 10 * INTERVAL;
     let ask = schedule.next(now).expect("due");
     let change = schedule.over(ask.id, Answer::Well, now);
-    assert_eq!(change, Some(Change { subject: (key(), address(1)), is_failing: false }));
+    assert_eq!(change, Some(HealthChange { subject: (key(), address(1)), is_failing: false }));
     assert!(schedule.failing().is_empty());
 }
 
