@@ -20,6 +20,15 @@ impl Family {
             IpAddr::V6(_) => Self::V6,
         }
     }
+
+    /// `AF_INET` or `AF_INET6`.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::V4 => 2,
+            Self::V6 => 10,
+        }
+    }
 }
 
 impl fmt::Display for Family {

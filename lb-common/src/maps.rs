@@ -175,7 +175,7 @@ macro_rules! for_each_map {
 pub enum Nature {
     /// What the agent writes, and what no other can derive anew: each record must fit.
     Planned,
-    /// The same, with words that are each set's own.
+    /// What the agent writes, as [`Self::Planned`], with words that are each set's own.
     Own,
     /// What the programs note: a record that does not fit is forgotten.
     Noted,

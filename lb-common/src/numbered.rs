@@ -46,6 +46,12 @@ macro_rules! numbered {
             }
         }
 
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
         #[doc = concat!("Numbers of [`", stringify!($name), "`](super::", stringify!($name), ").")]
         pub mod $module {
             $($(#[$doc])* pub const $constant: $number = $value;)*

@@ -15,6 +15,7 @@ pub(crate) mod hash;
 pub mod map_name;
 mod network;
 mod report;
+mod schedulers;
 mod service;
 pub(crate) mod sizes;
 mod socket;
@@ -26,6 +27,7 @@ pub use handshake::*;
 pub use hash::address_tag;
 pub use network::*;
 pub use report::*;
+pub use schedulers::*;
 pub use service::*;
 pub use socket::*;
 

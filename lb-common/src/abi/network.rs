@@ -1,6 +1,7 @@
 //! Addresses, networks and links of the node and the cluster.
 
 use super::sizes::sizes;
+use crate::numbered::numbered;
 
 /// Key of `vips4` / `vips6`: an address that services are reached by and that is not the node's own.
 #[repr(C, align(4))]
@@ -105,12 +106,14 @@ pub mod link_flags {
     pub const SENDS_ON: u32 = 4;
 }
 
-/// Values of [`Link::role`].
-pub mod link_role {
-    pub const POD: u32 = 1;
-    pub const BRIDGE: u32 = 2;
-    pub const EXTERNAL: u32 = 3;
-    pub const TUNNEL: u32 = 4;
+numbered! {
+    /// What an interface is to the programs: [`Link::role`].
+    LinkRole: u32, link_role {
+        Pod, POD = 1, "pod";
+        Bridge, BRIDGE = 2, "bridge";
+        External, EXTERNAL = 3, "external";
+        Tunnel, TUNNEL = 4, "tunnel";
+    }
 }
 
 /// Key of `bridge_ports`: an address of the link layer, as a bridge knows it.

@@ -53,31 +53,6 @@ impl Service {
     pub const NONE: Self = unsafe { core::mem::zeroed() };
 }
 
-numbered! {
-    /// How new flows are spread over a service's backends: [`Service::scheduler`]. The names are those of annotations and options, too.
-    Scheduler: u8, scheduler {
-        /// Any slot, with equal chance.
-        Random, RANDOM = 0, "random";
-        /// One slot after the other (`round_robin`).
-        RoundRobin, ROUND_ROBIN = 1, "round-robin";
-        /// As round robin, over slots that name each backend as often as its weight asks.
-        Weighted, WEIGHTED = 2, "weighted";
-        /// Of two slots drawn, the one whose backend has fewer connections for its weight (power of two choices).
-        LeastConnections, LEAST_CONNECTIONS = 3, "least-connections";
-        /// By the client's address.
-        SourceHash, SOURCE_HASH = 4, "source-hash";
-        /// By the tuple, over a table that moves few flows when the backends change.
-        Maglev, MAGLEV = 5, "maglev";
-    }
-}
-
-#[expect(clippy::derivable_impls, reason = "an attribute of a variant would be one of the constant, too")]
-impl Default for Scheduler {
-    fn default() -> Self {
-        Self::Random
-    }
-}
-
 /// Bits of [`Service::flags`].
 pub mod service_flags {
     /// Endpoints exist, but none that clients inside may use (`internalTrafficPolicy: Local`): drop instead of refuse.

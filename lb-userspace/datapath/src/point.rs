@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use aya_obj::generated::bpf_attach_type;
-use lb_common::abi::link_role;
+use lb_common::abi::{LinkRole, link_role};
 use serde::Serialize;
 
 /// A place on an interface.
@@ -77,7 +77,12 @@ impl Role {
 
     /// The role of a number in the `links` map.
     pub fn from_number(number: u32) -> Option<Self> {
-        [Self::Pod, Self::Bridge, Self::External, Self::Tunnel].into_iter().find(|role| role.as_number() == number)
+        Some(match LinkRole::from_number(number)? {
+            LinkRole::Pod => Self::Pod,
+            LinkRole::Bridge => Self::Bridge,
+            LinkRole::External => Self::External,
+            LinkRole::Tunnel => Self::Tunnel,
+        })
     }
 
     /// The program for a place; `None`: nothing runs there. `ethernet`: packets begin with an Ethernet header.

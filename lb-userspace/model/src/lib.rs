@@ -21,6 +21,7 @@ use ipnet::IpNet;
 
 pub use accepted::{Accepted, Mark, Marks as ObjectMarks, hash};
 pub use annotations::{AllowedAnnotations, Annotation, Namespaces};
+pub use lb_common::family::Family;
 pub use node::{Node, Peer, ServiceCidr};
 pub use options::{
     Check, MAGLEV_SIZES, Mode, Question, RateLimit, Scheduler, ServiceOptions, UnknownMode, UnknownScheduler,
@@ -28,7 +29,7 @@ pub use options::{
 };
 pub use refusal::{Refusal, Refusals};
 pub use refused::{NAMED_MAX, Refused, fair_share};
-pub use service::{Exposure, Family, PortKey, Protocol, Service, ServicePort, TrafficPolicy};
+pub use service::{Exposure, PortKey, Protocol, Service, ServicePort, TrafficPolicy};
 pub use slice::{Endpoint, Hints, Slice, SliceKey, SlicePort, uid_hash};
 pub use slot_shares::SlotShares;
 pub use texts::shared;

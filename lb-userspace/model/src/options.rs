@@ -2,7 +2,7 @@
 
 use std::{fmt, net::IpAddr, str::FromStr, time::Duration};
 
-use lb_common::abi;
+pub use lb_common::abi::{Scheduler, UnknownScheduler};
 
 use super::Protocol;
 
@@ -11,86 +11,6 @@ use super::Protocol;
 pub const MAGLEV_SIZES: [u32; 4] = [251, 1_021, 16_381, 131_071];
 /// The largest weight of an endpoint.
 pub const WEIGHT_MAX: u16 = 1_000;
-
-/// How new flows are spread over a service's backends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Scheduler {
-    /// Any backend, with equal chance.
-    #[default]
-    Random,
-    /// One backend after the other.
-    RoundRobin,
-    /// One after the other, each as often as its weight asks.
-    Weighted,
-    /// Of two backends drawn, the one with fewer connections for its weight.
-    LeastConnections,
-    /// By the client's address.
-    SourceHash,
-    /// By the tuple, over a table that moves few flows when the backends change.
-    Maglev,
-}
-
-impl Scheduler {
-    pub const ALL: [Self; 6] =
-        [Self::Random, Self::RoundRobin, Self::Weighted, Self::LeastConnections, Self::SourceHash, Self::Maglev];
-
-    /// [`abi::scheduler`].
-    pub const fn number(self) -> u8 {
-        match self {
-            Self::Random => abi::scheduler::RANDOM,
-            Self::RoundRobin => abi::scheduler::ROUND_ROBIN,
-            Self::Weighted => abi::scheduler::WEIGHTED,
-            Self::LeastConnections => abi::scheduler::LEAST_CONNECTIONS,
-            Self::SourceHash => abi::scheduler::SOURCE_HASH,
-            Self::Maglev => abi::scheduler::MAGLEV,
-        }
-    }
-
-    /// Whether weights of endpoints count.
-    pub const fn is_weighed(self) -> bool {
-        matches!(self, Self::Weighted | Self::LeastConnections | Self::Maglev)
-    }
-
-    /// The one with this number.
-    pub fn from_number(number: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|one| one.number() == number)
-    }
-
-    /// Name in annotations, options and output.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Random => "random",
-            Self::RoundRobin => "round-robin",
-            Self::Weighted => "weighted",
-            Self::LeastConnections => "least-connections",
-            Self::SourceHash => "source-hash",
-            Self::Maglev => "maglev",
-        }
-    }
-}
-
-impl fmt::Display for Scheduler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// There is no scheduler of this name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{given:?} is no scheduler; there are random, round-robin, weighted, least-connections, source-hash and maglev"
-)]
-pub struct UnknownScheduler {
-    given: String,
-}
-
-impl FromStr for Scheduler {
-    type Err = UnknownScheduler;
-
-    fn from_str(text: &str) -> Result<Self, UnknownScheduler> {
-        Self::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| UnknownScheduler { given: text.into() })
-    }
-}
 
 /// How packets of external clients reach backends of other nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -7,30 +7,6 @@ use lb_common::abi;
 
 use super::{ObjectName, ServiceOptions};
 
-/// IPv4 or IPv6.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub const BOTH: [Family; 2] = [Family::V4, Family::V6];
-
-    pub fn of(address: IpAddr) -> Self {
-        match address {
-            IpAddr::V4(_) => Self::V4,
-            IpAddr::V6(_) => Self::V6,
-        }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if *self == Self::V4 { "IPv4" } else { "IPv6" })
-    }
-}
-
 /// One port of a service: the unit that has an id, slots and backends of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortKey {

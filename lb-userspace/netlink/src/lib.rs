@@ -10,5 +10,6 @@ pub mod route;
 mod socket;
 
 pub use attributes::{Attributes, attributes, big16, big32, find, text};
-pub use message::{Family, Message};
+pub use lb_common::family::Family;
+pub use message::Message;
 pub use socket::{Socket, is_without, unless};

@@ -1,41 +1,8 @@
 //! Messages that the netlink-packet crates lack: those of netfilter and of IPVS, with four bytes of header and attributes.
 
-use std::net::IpAddr;
-
 use netlink_packet_core::{DecodeError, NetlinkDeserializable, NetlinkHeader, NetlinkSerializable};
 
 use super::Attributes;
-
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
-
-    pub fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-
-    /// As one byte of a message has it.
-    pub fn number(self) -> u8 {
-        match self {
-            Self::V4 => 2,
-            Self::V6 => 10,
-        }
-    }
-
-    /// As nftables names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::V4 => "ip",
-            Self::V6 => "ip6",
-        }
-    }
-}
 
 /// A request, or what the kernel answers.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -46,7 +46,7 @@ pub(super) fn facts(addresses: &BTreeSet<IpAddr>, reserved: &Reserved, marks: Ma
 /// there is no such link, or the kernel does not list it.
 pub(super) fn mtu() -> [Option<u32>; 2] {
     let mtus = link_mtus();
-    Family::BOTH.map(|family| links_with(family).iter().filter_map(|name| mtus.get(name)).copied().max())
+    Family::ALL.map(|family| links_with(family).iter().filter_map(|name| mtus.get(name)).copied().max())
 }
 
 /// The networks that the node's links are in; empty if the kernel does not list them.

@@ -40,7 +40,7 @@ use unwritten::Unwritten;
 /// The shortest pause between two passes that only time asks for: nothing is due more exactly than this.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
 
-/// The tables and the report of them.
+/// Plans, writes and sweeps the tables, and reports on them.
 pub(super) struct TableOwner {
     programmer: Programmer<KernelStore>,
     facts: NodeFacts,

@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
 use lb_common::abi::{
-    Backend, FlowKey, Health, Service, UDP, backend_flags, backend_state, client_tag, scheduler, service_flags,
+    Backend, BackendState, FlowKey, Health, Scheduler, Service, UDP, backend_flags, backend_state, client_tag,
+    scheduler, service_flags,
 };
 use lb_common::decide::Now;
 use lb_common::limits::{EVIDENCE_S, PROBE_INTERVAL_S, UDP_ANSWER_S};
@@ -45,7 +46,7 @@ pub struct Set {
     pub is_local: bool,
 }
 
-/// Who asks, for what.
+/// A new connection that asks for a backend.
 pub struct NewConnection<'a, const N: usize, S> {
     pub stored: &'a S,
     pub key: FlowKey<N>,
@@ -202,11 +203,11 @@ const fn why(by: By, how: u8) -> &'static str {
         By::Connection => "the connection's backend",
         By::Affinity => "the client's affinity names it",
         By::Client => "the client's hash names it in this period of the affinity's timeout",
-        _ => match how {
-            scheduler::ROUND_ROBIN | scheduler::WEIGHTED => "the next slot in turn",
-            scheduler::MAGLEV => "the tuple's slot in the Maglev table",
-            scheduler::SOURCE_HASH => "the slot of the client's address",
-            _ => "the only one that may be chosen",
+        By::Nothing | By::Scheduler | By::Chance | By::Load => match Scheduler::from_number(how) {
+            Some(Scheduler::RoundRobin | Scheduler::Weighted) => "the next slot in turn",
+            Some(Scheduler::Maglev) => "the tuple's slot in the Maglev table",
+            Some(Scheduler::SourceHash) => "the slot of the client's address",
+            Some(Scheduler::Random | Scheduler::LeastConnections) | None => "the only one that may be chosen",
         },
     }
 }
@@ -218,11 +219,11 @@ const fn why_not(by: By, how: u8) -> &'static str {
         By::Connection => "takes new connections; this one keeps its backend",
         By::Affinity => "the client's affinity names another one",
         By::Client => "the client's hash names another one in this period of the affinity's timeout",
-        _ => match how {
-            scheduler::ROUND_ROBIN | scheduler::WEIGHTED => "not its turn",
-            scheduler::MAGLEV => "not in the tuple's slot of the Maglev table",
-            scheduler::SOURCE_HASH => "not in the slot of the client's address",
-            _ => "the client's hash names another one",
+        By::Scheduler | By::Chance | By::Load => match Scheduler::from_number(how) {
+            Some(Scheduler::RoundRobin | Scheduler::Weighted) => "not its turn",
+            Some(Scheduler::Maglev) => "not in the tuple's slot of the Maglev table",
+            Some(Scheduler::SourceHash) => "not in the slot of the client's address",
+            Some(Scheduler::Random | Scheduler::LeastConnections) | None => "the client's hash names another one",
         },
     }
 }
@@ -271,12 +272,12 @@ const fn of_state<'a, const N: usize>(backend: &Backend<N>, slots: u32, draining
     if slots != 0 {
         return None;
     }
-    match backend.state {
-        backend_state::UNREADY => Some("unready"),
-        backend_state::TERMINATING => Some("terminating"),
-        backend_state::DRAINING => Some(draining),
-        backend_state::MAINTENANCE => Some("in maintenance, by hand"),
-        _ => None,
+    match BackendState::from_number(backend.state) {
+        Some(BackendState::Unready) => Some("unready"),
+        Some(BackendState::Terminating) => Some("terminating"),
+        Some(BackendState::Draining) => Some(draining),
+        Some(BackendState::Maintenance) => Some("in maintenance, by hand"),
+        Some(BackendState::Free | BackendState::Active | BackendState::Gone) | None => None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use lb_common::abi::{FlowKey, Link, TCP, link_role, network_flags};
+use lb_common::abi::{FlowKey, Link, LinkRole, TCP, network_flags};
 use lb_common::decide::{Hook, Packet, is_this_node};
 use lb_common::map;
 use lb_common::state::tcp_flag::{ACK, SYN};
@@ -75,15 +75,16 @@ pub fn seat<const N: usize, S: Stored>(stored: &S, source: &[u8; N], shown: IpAd
     }
     let ifindex = stored.link_to(source);
     let link = stored.get::<map::Links>(&ifindex);
-    let (program, kind) = match link.map(|Link { role, .. }| role) {
-        Some(link_role::POD) => (Seen::PodIn, "a pod's link"),
-        Some(link_role::BRIDGE) => (Seen::PodIn, "a bridge, one of whose ports is the pod's link"),
-        Some(link_role::TUNNEL) => (Seen::NodeIn, "a tunnel link"),
-        Some(link_role::EXTERNAL) => (Seen::NodeIn, "an external link"),
-        _ => (Seen::NodeIn, "a link without programs, taken for an external one"),
+    let role = link.and_then(|Link { role, .. }| LinkRole::from_number(role));
+    let (program, kind) = match role {
+        Some(LinkRole::Pod) => (Seen::PodIn, "a pod's link"),
+        Some(LinkRole::Bridge) => (Seen::PodIn, "a bridge, one of whose ports is the pod's link"),
+        Some(LinkRole::Tunnel) => (Seen::NodeIn, "a tunnel link"),
+        Some(LinkRole::External) => (Seen::NodeIn, "an external link"),
+        None => (Seen::NodeIn, "a link without programs, taken for an external one"),
     };
     // The tables do not show behind which port of a bridge the pod is.
-    let ifindex = if link.is_some_and(|link| link.role == link_role::BRIDGE) { 0 } else { ifindex };
+    let ifindex = if role == Some(LinkRole::Bridge) { 0 } else { ifindex };
     Seat { program, ifindex, reason: format!("the route to {shown} leads to {kind}") }
 }
 

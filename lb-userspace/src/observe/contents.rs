@@ -4,14 +4,12 @@ use std::io;
 use std::path::Path;
 
 use lb_common::abi::{
-    Backend, Config, ConnectKey, ConnectTimes, Flow, FlowKey, HalfOpen, Health, Link, LoadSettings, Service,
-    ServiceKey, ServiceName, SocketKey, SocketPeer, StatKey, Traffic, V4, V6, backend_state, flow_flags, flow_state,
-    map_name,
+    Backend, Config, ConnectKey, ConnectTimes, Flow, FlowKey, FlowState, HalfOpen, Health, Link, LoadSettings, Service,
+    ServiceKey, ServiceName, SocketKey, SocketPeer, StatKey, Traffic, V4, V6, backend_state, flow_flags, map_name,
 };
 use lb_common::map::{self, Map};
 use lb_common::outcome::Outcome;
 
-use super::inventory;
 use super::report::FillReport;
 use lb_tables::{MapError, MapSet, Pinned};
 
@@ -147,16 +145,19 @@ pub struct Counted {
 /// Counts flows, half-open ones, and sockets. Walks their tables, by batches.
 pub fn count_flows(dir: &Path) -> Result<Counted, MapError> {
     let pinned = Pinned::open(dir)?;
-    let mut states = [0; STATES.len()];
+    let mut states = [0; FlowState::ALL.len()];
     let [half_open4, flows4, udp4, sockets4] = count_family::<V4>(&pinned, &mut states)?;
     let [half_open6, flows6, udp6, sockets6] = count_family::<V6>(&pinned, &mut states)?;
     let fill = vec![half_open4, half_open6, flows4, flows6, udp4, udp6, sockets4, sockets6];
-    let named = STATES.into_iter().map(inventory::flow_state_name).zip(states);
+    let named = FlowState::ALL.map(FlowState::name).into_iter().zip(states);
     Ok(Counted { fill, states: named.collect() })
 }
 
 /// How full the tables of a family are, and the states of its connections. Half-open ones first, as for [`family`].
-fn count_family<const N: usize>(maps: &MapSet, states: &mut [u64; STATES.len()]) -> Result<[Fill; 4], MapError> {
+fn count_family<const N: usize>(
+    maps: &MapSet,
+    states: &mut [u64; FlowState::ALL.len()],
+) -> Result<[Fill; 4], MapError> {
     Ok([
         walk::<map::HalfOpen<N>>(maps, |entry| count_state(&entry.flow, states))?,
         walk::<map::Flows<N>>(maps, |flow| count_state(flow, states))?,
@@ -165,20 +166,10 @@ fn count_family<const N: usize>(maps: &MapSet, states: &mut [u64; STATES.len()])
     ])
 }
 
-const STATES: [u8; 7] = [
-    flow_state::HALF_OPEN,
-    flow_state::OPEN,
-    flow_state::STREAM,
-    flow_state::CLOSING,
-    flow_state::EVICTED,
-    flow_state::ADOPTED,
-    flow_state::HELD,
-];
-
 /// Of the two entries of a connection, counts the one that the client's packets find.
-fn count_state<const N: usize>(flow: &Flow<N>, states: &mut [u64; STATES.len()]) {
+fn count_state<const N: usize>(flow: &Flow<N>, states: &mut [u64; FlowState::ALL.len()]) {
     if flow.flags & (flow_flags::REPLY | flow_flags::DIRECT) == 0
-        && let Some(index) = STATES.iter().position(|state| *state == flow.state)
+        && let Some(index) = FlowState::ALL.iter().position(|state| state.number() == flow.state)
     {
         states[index] += 1;
     }

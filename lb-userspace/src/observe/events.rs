@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use bytes::Buf;
-use lb_common::abi::{self, hook};
+use lb_common::abi::{self, EventHook};
 use lb_common::outcome::Outcome;
 
 use super::inventory::protocol_name;
@@ -58,7 +58,9 @@ impl Event {
             src: (address(src, family)?, src_port),
             dst: (address(dst, family)?, dst_port),
             protocol,
-            hook: hook_name(hook).ok_or(EventError::Unknown { field: "hook", found: hook })?,
+            hook: EventHook::from_number(hook)
+                .map(EventHook::name)
+                .ok_or(EventError::Unknown { field: "hook", found: hook })?,
             ifindex,
         })
     }
@@ -83,21 +85,7 @@ fn address(bytes: [u8; abi::V6], family: u8) -> Result<IpAddr, EventError> {
 }
 
 /// Stands for the hook of an event that is about a backend, not about a packet.
-pub(super) const NO_HOOK: &str = "-";
-
-fn hook_name(number: u8) -> Option<&'static str> {
-    Some(match number {
-        hook::NOT_TOLD => NO_HOOK,
-        hook::POD_IN => "pod_in",
-        hook::POD_OUT => "pod_out",
-        hook::NODE_IN => "node_in",
-        hook::NODE_OUT => "node_out",
-        hook::BRIDGE_IN => "bridge_in",
-        hook::XDP => "xdp",
-        hook::SOCKET => "socket",
-        _ => return None,
-    })
-}
+pub(super) const NO_HOOK: &str = EventHook::NotTold.name();
 
 #[cfg(test)]
 mod tests {

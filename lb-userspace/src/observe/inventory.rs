@@ -10,7 +10,9 @@ mod services;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use lb_common::abi::{self, backend_flags, backend_state, flow_flags, flow_state, half_open_flags, stat_kind};
+use lb_common::abi::{
+    self, BackendState, backend_flags, backend_state, flow_flags, flow_state, half_open_flags, stat_kind,
+};
 use lb_common::outcome::Outcome;
 use lb_common::state::{self, Timeouts};
 use serde::Serialize;
@@ -142,13 +144,13 @@ impl<'a> Inventory<'a> {
         let backends =
             backends.chain(self.contents.v6.backends.iter().map(|(_, backend)| (backend.state, backend.deadline_ds)));
         for (state, deadline_ds) in backends {
-            match state {
-                backend_state::ACTIVE => totals.backends.active += 1,
-                backend_state::UNREADY => totals.backends.unready += 1,
-                backend_state::TERMINATING => totals.backends.terminating += 1,
-                backend_state::DRAINING => totals.backends.draining += 1,
-                backend_state::MAINTENANCE => totals.backends.maintenance += 1,
-                _ => totals.backends.gone += 1,
+            match BackendState::from_number(state) {
+                Some(BackendState::Active) => totals.backends.active += 1,
+                Some(BackendState::Unready) => totals.backends.unready += 1,
+                Some(BackendState::Terminating) => totals.backends.terminating += 1,
+                Some(BackendState::Draining) => totals.backends.draining += 1,
+                Some(BackendState::Maintenance) => totals.backends.maintenance += 1,
+                Some(BackendState::Gone | BackendState::Free) | None => totals.backends.gone += 1,
             }
             let passed = deadline_ds != 0 && self.now.to_tenths() >= deadline_ds;
             if passed && state != backend_state::GONE {
@@ -325,15 +327,7 @@ pub fn protocol_name(protocol: u8) -> &'static str {
 
 /// Name of a backend's state in tables, JSON and metrics.
 pub fn state_name(state: u8) -> &'static str {
-    match state {
-        backend_state::ACTIVE => "active",
-        backend_state::UNREADY => "unready",
-        backend_state::TERMINATING => "terminating",
-        backend_state::DRAINING => "draining",
-        backend_state::MAINTENANCE => "maintenance",
-        backend_state::GONE => "gone",
-        _ => "free",
-    }
+    BackendState::from_number(state).unwrap_or(BackendState::Free).name()
 }
 
 const fn backend_stat_kind<const N: usize>() -> u8 {

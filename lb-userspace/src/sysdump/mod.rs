@@ -21,7 +21,7 @@ const ITEM_BYTES_MAX: usize = 32 << 20;
 /// The list of all files, the first one in the archive.
 const INDEX: &str = "INDEX.txt";
 
-/// What is asked, and where.
+/// Where the agent has its maps, its run folder and its metrics.
 #[derive(Clone, Debug)]
 pub struct Locations {
     pub bpffs: PathBuf,

@@ -6,7 +6,9 @@ use std::{
     ops::Range as StdRange,
 };
 
-use lb_common::abi::{self, backend_flags, backend_state, frontend_kind, service_flags, vip_flags};
+use lb_common::abi::{
+    self, BackendState, FrontendKind, backend_flags, backend_state, frontend_kind, service_flags, vip_flags,
+};
 
 use super::MemoryStore;
 use crate::plan::{BackendId, BackendRecord, Frontend};
@@ -37,12 +39,12 @@ impl MemoryStore {
     /// where it may be another one.
     fn frontend(&self, frontend: Frontend, entry: &abi::Service) -> String {
         let has = |flag| entry.flags & flag != 0;
-        let kind = match entry.kind {
-            frontend_kind::EXTERNAL_IP => "external",
-            frontend_kind::LOAD_BALANCER => "balancer",
-            frontend_kind::NODE_PORT => "node-port",
-            frontend_kind::HOST_SOCKET => "host-socket",
-            _ => "cluster",
+        let kind = match FrontendKind::from_number(entry.kind) {
+            Some(FrontendKind::ExternalIp) => "external",
+            Some(FrontendKind::LoadBalancer) => "balancer",
+            Some(FrontendKind::NodePort) => "node-port",
+            Some(FrontendKind::HostSocket) => "host-socket",
+            Some(FrontendKind::ClusterIp) | None => "cluster",
         };
         let mut text = format!("frontend {frontend} {kind} {}", self.name(entry.id));
         if entry.affinity_timeout_s > 0 {
@@ -82,15 +84,7 @@ impl MemoryStore {
     }
 
     fn backend(&self, record: &BackendRecord) -> String {
-        let state = match record.state {
-            backend_state::ACTIVE => "active",
-            backend_state::UNREADY => "unready",
-            backend_state::TERMINATING => "terminating",
-            backend_state::DRAINING => "draining",
-            backend_state::MAINTENANCE => "maintenance",
-            backend_state::GONE => "gone",
-            _ => "free",
-        };
+        let state = BackendState::from_number(record.state).unwrap_or(BackendState::Free);
         let mut text = format!("backend {} {} {state}", self.name(record.service), record.address);
         if record.flags & backend_flags::LOCAL != 0 {
             text.push_str(" local");

@@ -33,7 +33,17 @@ impl Released {
             Op::ReleaseSlots { range } => Some(Self::Slots(range.base)),
             Op::FreeBackend { id, .. } => Some(Self::Backend(*id)),
             Op::ForgetService { id } => Some(Self::Service(*id)),
-            _ => None,
+            Op::WriteName { .. }
+            | Op::WriteBackend { .. }
+            | Op::WriteSlots { .. }
+            | Op::WriteSource { .. }
+            | Op::WriteFrontend { .. }
+            | Op::RemoveFrontend { .. }
+            | Op::RetireBackend { .. }
+            | Op::RemoveSource { .. }
+            | Op::WriteVip { .. }
+            | Op::RemoveVip { .. }
+            | Op::WriteConfig { .. } => None,
         }
     }
 }

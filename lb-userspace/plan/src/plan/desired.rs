@@ -7,7 +7,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_common::abi;
+use lb_common::abi::{self, FrontendKind};
 
 use super::{DesiredEndpoint, OwnDrainLimits, PortMismatch, Range, SortedMap};
 use lb_model::{Check, ObjectName, PortKey, Protocol, RateLimit, Refused, Scheduler};
@@ -60,41 +60,6 @@ impl Frontend {
 impl fmt::Display for Frontend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", SocketAddr::new(self.address, self.port), self.protocol)
-    }
-}
-
-/// What a frontend is. Where one service has an address by several kinds, the first in this order counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FrontendKind {
-    ClusterIp,
-    LoadBalancer,
-    ExternalIp,
-    NodePort,
-    /// A node port as sockets of this node's processes see it, at any address of the node: its own is the unspecified one.
-    HostSocket,
-}
-
-impl FrontendKind {
-    /// [`abi::frontend_kind`].
-    pub fn number(self) -> u8 {
-        match self {
-            Self::ClusterIp => abi::frontend_kind::CLUSTER_IP,
-            Self::ExternalIp => abi::frontend_kind::EXTERNAL_IP,
-            Self::LoadBalancer => abi::frontend_kind::LOAD_BALANCER,
-            Self::NodePort => abi::frontend_kind::NODE_PORT,
-            Self::HostSocket => abi::frontend_kind::HOST_SOCKET,
-        }
-    }
-
-    /// The kind with this number; one that there is not counts as a cluster IP.
-    pub fn from_number(number: u8) -> Self {
-        match number {
-            abi::frontend_kind::EXTERNAL_IP => Self::ExternalIp,
-            abi::frontend_kind::LOAD_BALANCER => Self::LoadBalancer,
-            abi::frontend_kind::NODE_PORT => Self::NodePort,
-            abi::frontend_kind::HOST_SOCKET => Self::HostSocket,
-            _ => Self::ClusterIp,
-        }
     }
 }
 

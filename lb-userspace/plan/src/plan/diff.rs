@@ -221,7 +221,7 @@ impl<'a> Draft<'a> {
         let endpoints = wanted.map_or(&no_endpoints, |wanted| &wanted.endpoints);
         let current = self.service.map_or(&no_records, |service| &service.current);
         let programmed = self.programmed;
-        let mut free = Family::BOTH.map(|family| programmed.backends().free(family));
+        let mut free = Family::ALL.map(|family| programmed.backends().free(family));
         let mut selected = Vec::new();
         for (address, endpoint, record) in merged(endpoints, current) {
             let endpoint = endpoint.copied();

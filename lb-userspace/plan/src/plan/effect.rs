@@ -133,9 +133,14 @@ pub(super) fn fate(protocol: Protocol, change: Change, after: Option<&BackendRec
         };
     }
     match change {
-        _ if is_over => Fate::End,
+        Change::End | Change::Replace => Fate::End,
         Change::Drain => Fate::Drain,
-        _ if is(backend_state::TERMINATING) => Fate::Drain,
-        _ => Fate::Stay,
+        Change::Add | Change::Move | Change::Change => {
+            if is(backend_state::TERMINATING) {
+                Fate::Drain
+            } else {
+                Fate::Stay
+            }
+        }
     }
 }

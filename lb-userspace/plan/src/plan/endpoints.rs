@@ -232,13 +232,13 @@ pub(super) fn maintain(endpoints: &mut SortedMap<SocketAddr, DesiredEndpoint>, m
         endpoint.mark = match endpoint.mark {
             _ if marks.maintains(*address) => Mark::Maintenance,
             Mark::Maintenance => Mark::None,
-            mark => mark,
+            mark @ (Mark::None | Mark::Unhealthy) => mark,
         };
     }
     if *endpoints == before {
         return;
     }
-    for (family, set) in Family::BOTH.into_iter().flat_map(|family| [(family, Set::Cluster), (family, Set::Local)]) {
+    for (family, set) in Family::ALL.into_iter().flat_map(|family| [(family, Set::Cluster), (family, Set::Local)]) {
         let may = |address: &SocketAddr, endpoint: &DesiredEndpoint| {
             Family::of(address.ip()) == family && (set == Set::Cluster || endpoint.local)
         };

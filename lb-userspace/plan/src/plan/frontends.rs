@@ -72,7 +72,7 @@ pub(super) fn unclaimed(service: &Service, context: &NodeContext, rules: &RuleOb
         ));
     } else if has_node_port {
         let lacks = |family: &Family| context.addresses.iter().all(|address| Family::of(*address) != *family);
-        for family in Family::BOTH.into_iter().filter(|family| serves(service, *family)).filter(lacks) {
+        for family in Family::ALL.into_iter().filter(|family| serves(service, *family)).filter(lacks) {
             rules.hit(Rule::NodePortNowhere);
             refusals.push(Refusal::new(
                 object(),
@@ -179,7 +179,7 @@ impl<'a> Guard<'a> {
         let ranges = service.source_ranges.as_deref();
         let admits = |ip: &IpAddr| ranges.into_iter().flatten().any(|range| range.contains(ip));
         let allowed = |family| context.addresses.iter().any(|ip| Family::of(*ip) == family && admits(ip));
-        let node_allowed = if ranges.is_some() { Family::BOTH.map(allowed) } else { [false; 2] };
+        let node_allowed = if ranges.is_some() { Family::ALL.map(allowed) } else { [false; 2] };
         Self { ranges, node_allowed }
     }
 
@@ -190,7 +190,11 @@ impl<'a> Guard<'a> {
                 let node_allowed = self.node_allowed[usize::from(family == Family::V6)];
                 service_flags::SOURCE_RANGES | if node_allowed { service_flags::NODE_ALLOWED } else { 0 }
             }
-            _ => 0,
+            FrontendKind::LoadBalancer
+            | FrontendKind::ExternalIp
+            | FrontendKind::ClusterIp
+            | FrontendKind::NodePort
+            | FrontendKind::HostSocket => 0,
         }
     }
 

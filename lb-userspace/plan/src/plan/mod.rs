@@ -42,12 +42,13 @@ use lb_common::limits;
 
 use lb_model::{Mode, Scheduler, SlotShares};
 
-pub use desired::{Desired, DesiredService, Frontend, FrontendKind, HealthCheck, Ranges, Set, Use};
+pub use desired::{Desired, DesiredService, Frontend, HealthCheck, Ranges, Set, Use};
 pub use diff::{Obstacle, diff_service, diff_vip, withdrawals};
 pub use effect::{BackendEffect, BackendState, Change, Differing, Fate, FrontendEffect, PortEffect};
 pub use endpoints::{DesiredEndpoint, EndpointState, OtherPort, PortMismatch};
 pub use hold::Hold;
 pub use ids::Range;
+pub use lb_common::abi::FrontendKind;
 pub use life::{DrainLimits, OwnDrainLimits};
 pub use marks::{Mark, Marks, Target};
 pub use named::{Endpoints, Named, forget as forget_endpoint, named, put as put_endpoint};

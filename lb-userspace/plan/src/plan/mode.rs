@@ -68,7 +68,7 @@ pub(super) fn too_narrow(
         let mut frontends = direct.flat_map(|(_, port)| &port.frontends);
         frontends.any(|(frontend, used)| used.kind != FrontendKind::ClusterIp && Family::of(frontend.address) == family)
     };
-    let narrow = Family::BOTH.into_iter().filter_map(|family| Some((family, narrow(family, context)?)));
+    let narrow = Family::ALL.into_iter().filter_map(|family| Some((family, narrow(family, context)?)));
     let refusal = |(family, mtu): (Family, u32)| {
         Refusal::new(
             format!("Service {}", service.name),
@@ -99,7 +99,7 @@ pub(super) fn anywhere(port: &ServicePort, families: &BTreeSet<Family>, context:
 /// node alone knows the flows that come by another node.
 pub(super) fn table_size<'a>(endpoints: &(impl Iterator<Item = &'a SocketAddr> + Clone)) -> u32 {
     let of = |family| endpoints.clone().filter(|address| Family::of(address.ip()) == family).count();
-    let most = Family::BOTH.map(of).into_iter().max().unwrap_or(0);
+    let most = Family::ALL.map(of).into_iter().max().unwrap_or(0);
     let [.., largest] = MAGLEV_SIZES;
     let each = |size: u32| if size < LARGE { SLOTS_EACH } else { SLOTS_EACH_LARGE };
     MAGLEV_SIZES.into_iter().find(|size| most <= (size / each(*size)) as usize).unwrap_or(largest)

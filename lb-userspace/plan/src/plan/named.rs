@@ -42,7 +42,18 @@ pub fn named(id: BackendId, record: &BackendRecord) -> Option<Named> {
 pub(super) fn key_of(op: &Op) -> Option<(IpAddr, u32)> {
     match op {
         Op::WriteBackend { id, record } | Op::RetireBackend { id, record } => Some(named(*id, record)?.key),
-        _ => None,
+        Op::WriteName { .. }
+        | Op::WriteSlots { .. }
+        | Op::WriteSource { .. }
+        | Op::WriteFrontend { .. }
+        | Op::RemoveFrontend { .. }
+        | Op::RemoveSource { .. }
+        | Op::FreeBackend { .. }
+        | Op::ReleaseSlots { .. }
+        | Op::ForgetService { .. }
+        | Op::WriteVip { .. }
+        | Op::RemoveVip { .. }
+        | Op::WriteConfig { .. } => None,
     }
 }
 

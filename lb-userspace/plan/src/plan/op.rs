@@ -158,14 +158,56 @@ pub enum Op {
     },
 }
 
+/// What an operation adds.
+pub(super) enum Added<'a> {
+    Name(u32),
+    Backend(BackendId),
+    /// The first slot of the range, and what is in it.
+    Slots(u32, &'a [abi::Slot]),
+    Source(u32, IpNet),
+    Frontend(Frontend),
+    Vip(IpAddr),
+}
+
 impl Op {
     /// The address that a packet may find something at, once this is written.
     pub fn address(&self) -> Option<IpAddr> {
         match self {
             Self::WriteFrontend { frontend, .. } => Some(frontend.address),
             Self::WriteVip { address, .. } => Some(*address),
-            _ => None,
+            Self::WriteName { .. }
+            | Self::WriteBackend { .. }
+            | Self::WriteSlots { .. }
+            | Self::WriteSource { .. }
+            | Self::RemoveFrontend { .. }
+            | Self::RetireBackend { .. }
+            | Self::RemoveSource { .. }
+            | Self::FreeBackend { .. }
+            | Self::ReleaseSlots { .. }
+            | Self::ForgetService { .. }
+            | Self::RemoveVip { .. }
+            | Self::WriteConfig { .. } => None,
         }
+    }
+
+    /// What takes room in the tables, if they do not hold it yet; `None`: the operation takes none.
+    pub(super) fn added(&self) -> Option<Added<'_>> {
+        Some(match self {
+            Self::WriteName { id, .. } => Added::Name(*id),
+            Self::WriteBackend { id, .. } => Added::Backend(*id),
+            Self::WriteSlots { base, slots } => Added::Slots(*base, slots),
+            Self::WriteSource { id, network } => Added::Source(*id, *network),
+            Self::WriteFrontend { frontend, .. } => Added::Frontend(*frontend),
+            Self::WriteVip { address, .. } => Added::Vip(*address),
+            Self::RemoveFrontend { .. }
+            | Self::RetireBackend { .. }
+            | Self::RemoveSource { .. }
+            | Self::FreeBackend { .. }
+            | Self::ReleaseSlots { .. }
+            | Self::ForgetService { .. }
+            | Self::RemoveVip { .. }
+            | Self::WriteConfig { .. } => return None,
+        })
     }
 
     /// Place in the order. What a reader may reach is complete before the entry that leads there is written, and nothing is removed while an entry

@@ -195,10 +195,10 @@ impl Sides<'_> {
         let left = |tenths: u32| (tenths != 0).then(|| Monotonic::from_tenths(tenths).since(self.now));
         let limits = written.filter(|_| change != Change::Replace);
         let deadline = limits.and_then(|record| left(record.deadline_ds));
-        let fate = match fate(self.key.protocol, change, written.as_ref(), self.has_other(address)) {
-            Fate::Drain if deadline.is_some_and(|left| left < Duration::from_millis(100)) => Fate::End,
-            fate => fate,
-        };
+        let mut fate = fate(self.key.protocol, change, written.as_ref(), self.has_other(address));
+        if fate == Fate::Drain && deadline.is_some_and(|left| left < Duration::from_millis(100)) {
+            fate = Fate::End;
+        }
         let record = known.map(|(id, record)| (id, record.generation));
         let drain = limits.and_then(|record| left(record.drain_ds));
         Some(BackendEffect { address, change, record, before: seen, after: then, drain, deadline, fate })

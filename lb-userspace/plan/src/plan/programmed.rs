@@ -139,7 +139,17 @@ impl ProgrammedState {
             Op::WriteConfig { revision, programmed_ds } => {
                 self.put_config(Some(super::op::config(*revision, *programmed_ds)));
             }
-            _ => {}
+            Op::WriteName { .. }
+            | Op::WriteBackend { .. }
+            | Op::WriteSlots { .. }
+            | Op::WriteSource { .. }
+            | Op::WriteFrontend { .. }
+            | Op::RemoveFrontend { .. }
+            | Op::RetireBackend { .. }
+            | Op::RemoveSource { .. }
+            | Op::FreeBackend { .. }
+            | Op::ReleaseSlots { .. }
+            | Op::ForgetService { .. } => {}
         }
     }
 

@@ -106,7 +106,9 @@ pub(super) fn ranges_of(entry: &abi::Service) -> [Range; 2] {
 /// over has to go by it.
 fn use_of(entry: &abi::Service) -> Use {
     let set = |flag: u8| if entry.flags & flag == 0 { Set::Cluster } else { Set::Local };
-    let (kind, inside) = (FrontendKind::from_number(entry.kind), set(abi::service_flags::INSIDE_LOCAL));
+    // A kind that this version does not know counts as a cluster IP.
+    let kind = FrontendKind::from_number(entry.kind).unwrap_or(FrontendKind::ClusterIp);
+    let inside = set(abi::service_flags::INSIDE_LOCAL);
     // A cluster IP has one policy for all.
     let outside = if kind == FrontendKind::ClusterIp { inside } else { set(abi::service_flags::OUTSIDE_LOCAL) };
     Use { kind, inside, outside, flags: entry.flags }

@@ -148,7 +148,7 @@ impl Draft<'_, '_> {
         let marks = self.context.marks.of_port(&key);
         let endpoints = self.listed.of_port(port, needs, options, self.context, &marks, self.rules);
         let mismatches = self.listed.mismatches(port, &self.service.ports, needs);
-        let filled = Family::BOTH.map(|family| filled(&endpoints, family));
+        let filled = Family::ALL.map(|family| filled(&endpoints, family));
         let mut guarded = [false; 2];
         for (frontend, used) in &mut uses {
             let family = Family::of(frontend.address);
@@ -162,7 +162,7 @@ impl Draft<'_, '_> {
         self.rules.hit_if(self.service.affinity_timeout_s > 0, Rule::Affinity);
         self.rules.hit_if(scheduler != self.context.scheduler, Rule::OwnScheduler);
         self.rules.hit_if(!retry, Rule::NoRetry);
-        let guarded = Family::BOTH.into_iter().filter(|family| guarded[index(*family)]);
+        let guarded = Family::ALL.into_iter().filter(|family| guarded[index(*family)]);
         let check = options.and_then(|options| options.check.clone()).map(Box::new);
         let (check, unchecked) = checks::admitted(check, endpoints.keys(), self.context);
         DesiredService {
@@ -232,7 +232,7 @@ pub(super) fn maintain(port: &mut DesiredService, marks: &Marks) {
     if port.endpoints == before {
         return;
     }
-    let filled = Family::BOTH.map(|family| filled(&port.endpoints, family));
+    let filled = Family::ALL.map(|family| filled(&port.endpoints, family));
     for (frontend, used) in &mut port.frontends {
         used.flags &= !(service_flags::DROP_IF_EMPTY | service_flags::DROP_OUTSIDE_IF_EMPTY);
         used.flags |= drops(*used, filled[index(Family::of(frontend.address))]);

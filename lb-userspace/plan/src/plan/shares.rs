@@ -38,7 +38,7 @@ fn sizes(port: &DesiredService) -> Vec<u32> {
         let weights: Vec<u16> = endpoints.map(|(_, endpoint)| endpoint.weight).collect();
         std::iter::repeat_n(layout::size(port.scheduler, port.maglev_size, &weights), count)
     };
-    Family::BOTH.into_iter().flat_map(of_family).collect()
+    Family::ALL.into_iter().flat_map(of_family).collect()
 }
 
 /// The limit that keeps the sum of these within `room`, where the largest give first; `None`: it is without one. `sizes` ascend.

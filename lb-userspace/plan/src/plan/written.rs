@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lb_common::abi::{self, backend_flags, backend_state};
+use lb_common::abi::{self, BackendState, backend_flags, backend_state};
 
 use super::{
     BackendId, BackendRecord, DesiredEndpoint, DesiredService, EndpointState, Mark, ProgrammedState, Range, Set, Use,
@@ -25,7 +25,7 @@ pub(super) fn written(programmed: &ProgrammedState, id: u32) -> Option<DesiredSe
         .collect();
     let (_, newest, _) = entries.iter().max_by_key(|(_, entry, _)| entry.generation)?;
     let mut sets = Sets::default();
-    for (family, set) in Family::BOTH.into_iter().flat_map(|family| [Set::Cluster, Set::Local].map(|set| (family, set)))
+    for (family, set) in Family::ALL.into_iter().flat_map(|family| [Set::Cluster, Set::Local].map(|set| (family, set)))
     {
         let ranges = entries.iter().filter(|(of, ..)| *of == family).flat_map(|(_, entry, uses)| {
             let used = ranges_of(entry).into_iter().zip([uses.inside, uses.outside]);
@@ -76,11 +76,11 @@ impl Sets {
     /// `None`: it only drains, or is gone.
     fn endpoint(&self, id: BackendId, record: &BackendRecord) -> Option<DesiredEndpoint> {
         let has = |flag| record.flags & flag != 0;
-        let state = match record.state {
-            backend_state::ACTIVE | backend_state::MAINTENANCE => EndpointState::Ready,
-            backend_state::UNREADY => EndpointState::NotReady,
-            backend_state::TERMINATING => EndpointState::Terminating,
-            _ => return None,
+        let state = match BackendState::from_number(record.state)? {
+            BackendState::Active | BackendState::Maintenance => EndpointState::Ready,
+            BackendState::Unready => EndpointState::NotReady,
+            BackendState::Terminating => EndpointState::Terminating,
+            BackendState::Free | BackendState::Draining | BackendState::Gone => return None,
         };
         let mark = match record.state {
             backend_state::MAINTENANCE => Mark::Maintenance,

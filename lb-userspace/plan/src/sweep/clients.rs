@@ -71,7 +71,7 @@ fn name(address: IpAddr, is_external: bool) -> String {
         IpAddr::V6(address) if is_external => {
             format!("{}/64", Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)))
         }
-        _ => address.to_string(),
+        IpAddr::V4(_) | IpAddr::V6(_) => address.to_string(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use lb_common::abi::{self, Flow, FlowKey, Traffic, flow_state, socket_direction};
+use lb_common::abi::{self, Flow, FlowKey, FlowState, Traffic, flow_state, socket_direction};
 use lb_common::decide::pair_key;
 use serde::Serialize;
 
@@ -202,14 +202,5 @@ impl<'a, const N: usize> Flows<'a, N> {
 
 /// Name of a connection's state in tables, JSON and metrics.
 pub fn flow_state_name(state: u8) -> &'static str {
-    match state {
-        flow_state::HALF_OPEN => "half-open",
-        flow_state::OPEN => "open",
-        flow_state::STREAM => "stream",
-        flow_state::CLOSING => "closing",
-        flow_state::EVICTED => "evicted",
-        flow_state::ADOPTED => "adopted",
-        flow_state::HELD => "held",
-        _ => "unknown",
-    }
+    FlowState::from_number(state).map_or("unknown", FlowState::name)
 }

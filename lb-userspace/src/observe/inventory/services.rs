@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use lb_common::abi::{ConnectTimes, backend_state, frontend_kind, stat_kind};
+use lb_common::abi::{ConnectTimes, FrontendKind, backend_state, stat_kind};
 use lb_common::outcome::Outcome;
 use serde::Serialize;
 
@@ -277,12 +277,5 @@ pub fn scheduler_name(number: u8) -> &'static str {
 
 /// Name of a kind of frontend in tables and JSON.
 pub fn kind_name(kind: u8) -> &'static str {
-    match kind {
-        frontend_kind::CLUSTER_IP => "ClusterIP",
-        frontend_kind::EXTERNAL_IP => "ExternalIP",
-        frontend_kind::LOAD_BALANCER => "LoadBalancer",
-        frontend_kind::NODE_PORT => "NodePort",
-        frontend_kind::HOST_SOCKET => "HostSocket",
-        _ => "unknown",
-    }
+    FrontendKind::from_number(kind).map_or("unknown", FrontendKind::name)
 }

@@ -79,7 +79,7 @@ impl Leftovers {
     /// Where there is something: modes of kube-proxy with what was found of them.
     pub fn modes(&self) -> Vec<String> {
         let mut modes = Vec::new();
-        let tables: Vec<&str> = self.own_tables().map(|table| table.family.name()).collect();
+        let tables: Vec<&str> = self.own_tables().map(|table| nf_tables::family_name(table.family)).collect();
         if !tables.is_empty() {
             modes.push(format!("nftables: table kube-proxy of {}", tables.join(" and ")));
         }
@@ -144,12 +144,12 @@ impl Leftovers {
         let (mut first, mut then) = (Vec::new(), Vec::new());
         for table in self.own_tables() {
             first.push(RulesetEdit::DeleteTable(table.clone()));
-            done.push(Done::removed(format!("table {} {}", table.family.name(), table.name)));
+            done.push(Done::removed(format!("table {} {}", nf_tables::family_name(table.family), table.name)));
         }
         for table in self.iptables_tables() {
             let (chains, rules) = of_table(&self.rules, table);
             let removal = Removal::of(&table.name, self.kubelets.contains(&table.family), &chains, &rules);
-            let text = |what: String| format!("{} {} {what}", table.family.name(), table.name);
+            let text = |what: String| format!("{} {} {what}", nf_tables::family_name(table.family), table.name);
             let delete = |rule: &kube_proxy::Rule<'_, u64>| {
                 RulesetEdit::DeleteRule(table.clone(), rule.chain.to_owned(), rule.id)
             };

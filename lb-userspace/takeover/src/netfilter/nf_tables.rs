@@ -79,7 +79,15 @@ fn or_none<T>(listed: io::Result<Vec<T>>) -> io::Result<Vec<T>> {
     if listed.as_ref().is_err_and(is_without) { Ok(Vec::new()) } else { listed }
 }
 
-/// A change of nf_tables.
+/// A family as nftables names it.
+pub fn family_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip",
+        Family::V6 => "ip6",
+    }
+}
+
+/// What is removed from nf_tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RulesetEdit {
     DeleteTable(Table),

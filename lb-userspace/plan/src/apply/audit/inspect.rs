@@ -61,6 +61,7 @@ pub fn inspect(loaded: &Loaded) -> Vec<Finding> {
     findings.into_iter().collect()
 }
 
+/// What entries of `services4` and `services6` refer to.
 struct Inspected<'a> {
     names: BTreeMap<u32, abi::ServiceName>,
     backends: BTreeMap<BackendId, BackendRecord>,

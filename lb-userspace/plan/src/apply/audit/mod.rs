@@ -166,7 +166,14 @@ impl<S: Store> Programmer<S> {
                 let slots = store.slots(&ranges)?;
                 loaded.slots = ranges.into_iter().zip(slots).collect();
             }
-            _ => store.load_part(part, &mut loaded)?,
+            Part::Names
+            | Part::Endpoints(_)
+            | Part::Sources(_)
+            | Part::Services(_)
+            | Part::Vips(_)
+            | Part::VipFilter
+            | Part::Config
+            | Part::Plan => store.load_part(part, &mut loaded)?,
         }
         Ok((loaded, read))
     }

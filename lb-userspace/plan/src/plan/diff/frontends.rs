@@ -32,7 +32,7 @@ impl Draft<'_> {
     ) -> Result<(), Obstacle> {
         let mut generation = self.programmed.slots().generation();
         let (mut promised, mut computed) = (Vec::new(), BTreeSet::new());
-        for family in Family::BOTH {
+        for family in Family::ALL {
             let frontends = self.of_family(family, wanted, desired);
             if frontends.is_empty() {
                 continue;
@@ -219,7 +219,7 @@ impl Draft<'_> {
         let none = BTreeSet::new();
         let written = self.service.map_or(&none, |service| &service.sources);
         let networks = wanted.map_or(&none, |wanted| &wanted.sources);
-        for family in Family::BOTH {
+        for family in Family::ALL {
             let new = networks.difference(written).filter(|network| Family::of(network.addr()) == family).count();
             let capacity = self.programmed.capacities().sources(family);
             if new > 0 && self.programmed.source_count(family) as usize + new > capacity as usize {

@@ -95,7 +95,7 @@ impl<'a> Census<'a> {
 impl Listed<'_> {
     /// Endpoints that lack the port, in the families whose sets are in need. `ports`: all of the Service.
     pub fn mismatches(&self, port: &ServicePort, ports: &[ServicePort], needs: [Needs; 2]) -> Vec<PortMismatch> {
-        let needed = Family::BOTH.into_iter().zip(needs).zip(&self.census).filter(|((_, needs), _)| needs.any());
+        let needed = Family::ALL.into_iter().zip(needs).zip(&self.census).filter(|((_, needs), _)| needs.any());
         let found = needed.filter_map(|((family, _), census)| {
             // Where every slice has the port, nobody counts addresses.
             let lacks = self.has_slices_without(port, family);

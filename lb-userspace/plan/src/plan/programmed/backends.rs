@@ -32,7 +32,7 @@ impl Backends {
             gone: BTreeSet::new(),
             generations: BTreeMap::new(),
             states: BTreeMap::new(),
-            pools: Family::BOTH.map(|family| IdPool::new(capacities.backends(family))),
+            pools: Family::ALL.map(|family| IdPool::new(capacities.backends(family))),
         }
     }
 

@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use ipnet::IpNet;
 
 use super::{ProgrammedState, capacities::Counted};
+use crate::plan::op::Added;
 use crate::plan::{BackendId, Frontend, Op, named};
 use lb_model::Family;
 
@@ -24,15 +25,14 @@ pub(super) struct Reserved {
 }
 
 impl Reserved {
-    fn add(&mut self, op: &Op) {
-        match op {
-            Op::WriteName { id, .. } => drop(self.services.insert(*id)),
-            Op::WriteBackend { id, .. } => drop(self.backends.insert(*id)),
-            Op::WriteSlots { base, .. } => drop(self.ranges.insert(*base)),
-            Op::WriteFrontend { frontend, .. } => self.frontends.insert(*frontend, Family::of(frontend.address)),
-            Op::WriteSource { id, network } => self.sources.insert((*id, *network), Family::of(network.addr())),
-            Op::WriteVip { address, .. } => self.vips.insert(*address, Family::of(*address)),
-            _ => {}
+    fn add(&mut self, added: &Added<'_>) {
+        match added {
+            Added::Name(id) => drop(self.services.insert(*id)),
+            Added::Backend(id) => drop(self.backends.insert(*id)),
+            Added::Slots(base, _) => drop(self.ranges.insert(*base)),
+            Added::Frontend(frontend) => self.frontends.insert(*frontend, Family::of(frontend.address)),
+            Added::Source(id, network) => self.sources.insert((*id, *network), Family::of(network.addr())),
+            Added::Vip(address) => self.vips.insert(*address, Family::of(*address)),
         }
     }
 
@@ -45,15 +45,14 @@ impl Reserved {
         if let Some(key) = named::key_of(op) {
             self.endpoints.remove(&key, Family::of(key.0));
         }
-        match op {
-            Op::WriteName { id, .. } => self.services.remove(id),
-            Op::WriteBackend { id, .. } => self.backends.remove(id),
-            Op::WriteSlots { base, .. } => self.ranges.remove(base),
-            Op::WriteFrontend { frontend, .. } => self.frontends.remove(frontend, Family::of(frontend.address)),
-            Op::WriteSource { id, network } => self.sources.remove(&(*id, *network), Family::of(network.addr())),
-            Op::WriteVip { address, .. } => self.vips.remove(address, Family::of(*address)),
-            _ => false,
-        }
+        op.added().is_some_and(|added| match added {
+            Added::Name(id) => self.services.remove(&id),
+            Added::Backend(id) => self.backends.remove(&id),
+            Added::Slots(base, _) => self.ranges.remove(&base),
+            Added::Frontend(frontend) => self.frontends.remove(&frontend, Family::of(frontend.address)),
+            Added::Source(id, network) => self.sources.remove(&(id, network), Family::of(network.addr())),
+            Added::Vip(address) => self.vips.remove(&address, Family::of(address)),
+        })
     }
 }
 
@@ -64,13 +63,13 @@ impl ProgrammedState {
             if let Some(key) = named::key_of(op).filter(|key| !self.endpoints.contains(key)) {
                 self.reserved.add_endpoint(key);
             }
-            if self.is_new(op) {
-                self.reserved.add(op);
-                match op {
-                    Op::WriteName { id, .. } => self.services.set_aside(*id),
-                    Op::WriteBackend { id, .. } => self.backends.set_aside(*id),
-                    Op::WriteSlots { base, slots } => self.slots.set_aside(*base, slots),
-                    _ => {}
+            if let Some(added) = op.added().filter(|added| self.is_new(added)) {
+                self.reserved.add(&added);
+                match added {
+                    Added::Name(id) => self.services.set_aside(id),
+                    Added::Backend(id) => self.backends.set_aside(id),
+                    Added::Slots(base, slots) => self.slots.set_aside(base, slots),
+                    Added::Frontend(_) | Added::Source(..) | Added::Vip(_) => {}
                 }
             }
             if let Op::WriteFrontend { entry, .. } = op {
@@ -79,28 +78,25 @@ impl ProgrammedState {
         }
     }
 
-    /// Whether the operation adds something that the tables do not hold.
-    fn is_new(&self, op: &Op) -> bool {
-        match op {
-            Op::WriteName { id, .. } => self.services.get(*id).is_none(),
-            Op::WriteBackend { id, .. } => self.backends.get(*id).is_none(),
-            Op::WriteFrontend { frontend, .. } => !self.frontends.contains(frontend),
-            Op::WriteVip { address, .. } => self.vips.get(*address).is_none(),
-            Op::WriteSlots { .. } | Op::WriteSource { .. } => true,
-            _ => false,
+    /// Whether the tables do not hold it.
+    fn is_new(&self, added: &Added<'_>) -> bool {
+        match added {
+            Added::Name(id) => self.services.get(*id).is_none(),
+            Added::Backend(id) => self.backends.get(*id).is_none(),
+            Added::Frontend(frontend) => !self.frontends.contains(frontend),
+            Added::Vip(address) => self.vips.get(*address).is_none(),
+            Added::Slots(..) | Added::Source(..) => true,
         }
     }
 
     /// Gives back what was set aside for an operation that was not carried out.
     pub fn give_up(&mut self, op: &Op) {
-        if !self.reserved.remove(op) {
-            return;
-        }
-        match op {
-            Op::WriteName { id, .. } if self.services.get(*id).is_none() => self.services.give_back(*id),
-            Op::WriteBackend { id, .. } => self.backends.give_back(*id),
-            Op::WriteSlots { base, slots } => self.slots.give_back(*base, slots),
-            _ => {}
+        let Some(added) = op.added().filter(|_| self.reserved.remove(op)) else { return };
+        match added {
+            Added::Name(id) if self.services.get(id).is_none() => self.services.give_back(id),
+            Added::Backend(id) => self.backends.give_back(id),
+            Added::Slots(base, slots) => self.slots.give_back(base, slots),
+            Added::Name(_) | Added::Frontend(_) | Added::Source(..) | Added::Vip(_) => {}
         }
     }
 
