@@ -6,9 +6,6 @@
 mod decide;
 #[path = "../src/judge.rs"]
 mod judge;
-#[allow(dead_code)]
-#[path = "../../lb-common/tests/memory/mod.rs"]
-mod memory;
 #[path = "../src/scene.rs"]
 mod scene;
 

@@ -8,9 +8,9 @@ use lb_common::abi::{
 };
 use lb_common::decide::FlowTables as _;
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 
 use crate::decide::Script;
-use crate::memory::Memory;
 
 /// The port of all frontends but node ports.
 pub const PORT: u16 = 80;

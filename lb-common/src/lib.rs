@@ -1,7 +1,7 @@
 //! What Ballast's eBPF programs and its agent share: the records in the maps and the per-packet decision.
 //!
 //! `no_std`, no allocation, no I/O. Compiled into the programs, into `ballast`, and into the tests.
-#![cfg_attr(not(any(test, feature = "user")), no_std)]
+#![cfg_attr(not(any(test, feature = "user", feature = "plain")), no_std)]
 // The BPF verifier sees whole functions only; what must be inlined is said, not hoped for. Narrowing casts take the low bits on
 // purpose, and const fns have no `From`.
 #![allow(clippy::inline_always, clippy::cast_possible_truncation, clippy::cast_lossless)]
@@ -18,6 +18,8 @@ pub mod map;
 pub mod maps;
 mod numbered;
 pub mod outcome;
+#[cfg(feature = "plain")]
+pub mod plain;
 pub mod service_cidrs;
 pub mod stages;
 pub mod state;

@@ -7,9 +7,6 @@
 mod decide;
 #[path = "../../fuzz/src/judge.rs"]
 mod judge;
-// Shared with tests that need more of it.
-#[allow(dead_code)]
-mod memory;
 #[path = "../../fuzz/src/packet.rs"]
 mod packet;
 // The programs' own file: more of it is used there.

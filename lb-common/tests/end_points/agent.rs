@@ -2,8 +2,8 @@
 
 use lb_common::abi::{Backend, Service, ServiceKey, Slot, TCP, backend_flags, backend_state, seal};
 
-use super::memory::Memory;
 use super::segment::End;
+use lb_common::plain::Memory;
 
 /// The services' addresses; all have the same pods behind them.
 pub const VIPS: [End; 2] = [([10, 96, 0, 10], 80), ([10, 96, 0, 11], 80)];

@@ -9,10 +9,6 @@
 mod agent;
 mod client;
 mod hooks;
-// Shared with tests that ask packet by packet and need more of it.
-#[allow(dead_code)]
-#[path = "../memory/mod.rs"]
-mod memory;
 mod pod;
 mod segment;
 mod simulation;

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::agent::{Agent, VIPS};
 use super::client::{self, Connection, Plan, State};
-use super::memory::Memory;
 use super::pod::{self, Mode, Pod};
 use super::segment::{Dice, End, Segment};
 use super::watch::{Story, Watch};
+use lb_common::plain::Memory;
 
 /// Two clients: ejection needs the evidence of both.
 pub const CLIENTS: [[u8; 4]; 2] = [[10, 0, 1, 2], [10, 0, 1, 3]];

@@ -1,11 +1,11 @@
 //! Connections of another proxy, from before the node's first start: their packets pass, and nothing takes their tuples.
 
-use crate::memory::Memory;
 use lb_common::abi::{Flow, FlowKey, SCTP, ServiceKey, TCP, UDP, fin, flow_flags, flow_state, tag};
 use lb_common::decide::{Action, Hook, later_fragment, pair_key, quoted};
 use lb_common::decide::{Packet, Work};
 use lb_common::limits::TCP_OPEN_TIMEOUT_S;
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::{ACK, FIN, PSH, RST, SYN};
 
 const VIP: [u8; 4] = [10, 96, 0, 1];

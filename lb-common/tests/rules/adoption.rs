@@ -1,11 +1,11 @@
 //! The adoption window after a node's first start, over plain tables.
 
-use crate::memory::Memory;
 use lb_common::abi::{
     FlowKey, SCTP, ServiceKey, TCP, UDP, Vip, VipKey, backend_state, frontend_kind, seal, service_flags, vip_flags,
 };
 use lb_common::decide::{Action, Hook, Packet, Work, decide};
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 const VIP: [u8; 4] = [203, 0, 113, 80];

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use crate::memory::Memory;
 use lb_common::abi::{
     AffinityKey, Backend, FlowKey, Service, ServiceKey, TCP, UDP, backend_flags as flags, backend_state, frontend_kind,
     scheduler, seal, service_flags,
@@ -12,6 +11,7 @@ use lb_common::decide::{
     remember, select, stick,
 };
 use lb_common::limits::UDP_ANSWER_S;
+use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 
 pub(super) const FRONTEND: ServiceKey<4> = ServiceKey { address: [10, 96, 0, 10], port: 80, protocol: TCP, pad: 0 };

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::affinity::{BACKENDS, FRONTEND, SCHEDULERS, begins, connects, from, sticky};
-use crate::memory::Memory;
 use lb_common::abi::{FlowKey, TCP, UDP, frontend_kind, scheduler, seal};
 use lb_common::decide::{Asker, Hook, Now, Pick, Picked, Tables as _, Wish, pick};
+use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::ACK;
 
 /// The timeout of [`sticky`].

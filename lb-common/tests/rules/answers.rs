@@ -1,10 +1,10 @@
 //! Answers where the entries of their flow are missing, another flow's, or changed by another processor meanwhile, over plain tables.
 
-use crate::memory::{ISN, Memory};
 use lb_common::abi::{Flow, FlowKey, ServiceKey, TCP, UDP, flow_flags, flow_state, half_open_flags};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
+use lb_common::plain::{ISN, Memory};
 use lb_common::state::tcp_flag::{ACK, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];

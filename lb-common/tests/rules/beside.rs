@@ -1,6 +1,5 @@
 //! Packets that concern a flow without being one of its own: later fragments, ICMP errors, contradicting headers, over plain tables.
 
-use crate::memory::Memory;
 use lb_common::abi::{
     FlowKey, ServiceKey, TCP, UDP, Vip, VipKey, backend_state, flow_state, half_open_flags, vip_flags,
 };
@@ -10,6 +9,7 @@ use lb_common::decide::{
 };
 use lb_common::limits;
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];

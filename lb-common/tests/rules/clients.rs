@@ -1,6 +1,5 @@
 //! Whom a frontend serves: source ranges admit every client in them, over plain tables.
 
-use crate::memory::Memory;
 use lb_common::abi::{
     FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, backend_flags, backend_state, frontend_kind, network_flags,
     seal, service_flags,
@@ -8,6 +7,7 @@ use lb_common::abi::{
 use lb_common::decide::{Action, Asker, Hook, Now, Pick, Picked, Wish, pick};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::{ACK, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];

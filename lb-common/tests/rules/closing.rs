@@ -1,11 +1,11 @@
 //! Connections that have ended: they leave the table of established ones, what comes late finds them, and their tuples rest.
 
 use crate::decide::{BACKENDS, answer, connect, key, serving, to_vip};
-use crate::memory::{ISN, Memory};
 use lb_common::abi::{FlowKey, Masquerade, TCP, flow_state, network_flags};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits::TUPLE_REST_S;
 use lb_common::outcome::Outcome;
+use lb_common::plain::{ISN, Memory};
 use lb_common::state::{
     SourcePorts,
     tcp_flag::{ACK, FIN, RST, SYN},

@@ -1,10 +1,10 @@
 //! Connect times: from the first SYN that a backend gets to its SYN+ACK, for each backend that was tried.
 
-use crate::memory::{ISN, Memory};
 use crate::openings::{accept, answers, asks, syn, syn_again};
 use lb_common::abi::{SCTP, TCP, UDP};
 use lb_common::connect_times::{TICK_NS, ticks};
 use lb_common::decide::{Hook, Packet, Verdict, Work, decide};
+use lb_common::plain::{ISN, Memory};
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 
 const PORT: u16 = 4000;

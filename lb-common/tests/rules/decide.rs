@@ -1,9 +1,9 @@
 //! What a client and a backend notice of the decision, packet by packet, over plain tables.
 
-use crate::memory::{ISN, Memory};
 use lb_common::abi::{FlowKey, ServiceKey, TCP, UDP, backend_flags, backend_state};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::outcome::Outcome;
+use lb_common::plain::{ISN, Memory};
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 use proptest::prelude::*;
 

@@ -10,7 +10,7 @@ use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, FIN, PSH, RST, SYN};
 
 use crate::ends::{Pair, request};
-use crate::memory::Memory;
+use lb_common::plain::Memory;
 
 /// Seconds from the begin of the drain.
 const PERIOD_S: u32 = 30;
@@ -279,8 +279,8 @@ fn associations_end_as_connections_do() {
     let mut tables = served(SCTP);
     let send = |tables: &mut Memory, from_client: bool, flags: u8, asks: bool| {
         let (key, hook) = if from_client { (key(SCTP), Hook::POD_IN) } else { (response(SCTP), Hook::POD_OUT) };
-        let ack = if flags == SYN { 0 } else { crate::memory::ISN + 1 };
-        let seq = if flags & SYN != 0 { crate::memory::ISN } else { 0 };
+        let ack = if flags == SYN { 0 } else { lb_common::plain::ISN + 1 };
+        let seq = if flags & SYN != 0 { lb_common::plain::ISN } else { 0 };
         let mut work = Work::new(Packet { seq, ack, payload: u32::from(asks), ..Packet::new(key, flags) });
         decide(tables, &mut work, hook);
         work.verdict.outcome
@@ -334,7 +334,7 @@ fn a_connection_that_came_encapsulated_ends_with_the_period() {
     let named = EndpointKey { address: BACKEND, service: 1 };
     tables.endpoints.insert(named, lb_common::abi::Endpoint { backend: 1, generation: 1 });
     let asks = |tables: &mut Memory, flags: u8| {
-        let isn = crate::memory::ISN;
+        let isn = lb_common::plain::ISN;
         let (seq, ack) = if flags == SYN { (isn, 0) } else { (isn + 1, isn + 1) };
         let mut work = Work::new(Packet { seq, ack, ..Packet::new(key(TCP), flags) });
         work.chosen = BACKEND;

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::memory::{ISN, Memory};
 use crate::openings::{answers, asks, serving};
 use lb_common::abi::{FlowKey, TCP, UDP, flow_state};
 use lb_common::decide::{Action, Hook, Packet, Step, Verdict, Work, as_refusal, leaves_half, open, retry};
 use lb_common::limits::{EVIDENCE_S, PROBE_INTERVAL_S, UDP_ANSWER_S, UDP_UNANSWERED_FLOWS};
 use lb_common::outcome::Outcome;
+use lb_common::plain::{ISN, Memory};
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 
 const ANN: u8 = 2;

@@ -1,9 +1,9 @@
 //! Who ends an established connection: its two endpoints, and nobody else.
 
-use crate::memory::Memory;
 use lb_common::abi::{FlowKey, ServiceKey, TCP, flow_state};
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide};
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];

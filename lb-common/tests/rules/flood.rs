@@ -1,6 +1,5 @@
 //! A flood that half-open flows do not outlive: what is chosen by rule is found again without them, and no forged segment opens a flow.
 
-use crate::memory::{ISN, Memory};
 use lb_common::abi::{
     Endpoint, EndpointKey, FlowKey, Masquerade, Service, ServiceKey, TCP, backend_flags, flow_state, frontend_kind,
     scheduler, seal,
@@ -8,6 +7,7 @@ use lb_common::abi::{
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide};
 use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S};
 use lb_common::outcome::Outcome;
+use lb_common::plain::{ISN, Memory};
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 
 const CLIENT: [u8; 4] = [198, 51, 100, 7];

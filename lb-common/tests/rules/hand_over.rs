@@ -1,10 +1,10 @@
 //! Connections that are given to another proxy: new ones pass, and each that is there is held for a moment.
 
-use crate::memory::Memory;
 use lb_common::abi::{FlowKey, ServiceKey, TCP, UDP, flow_flags, flow_state};
 use lb_common::decide::{Action, Hook};
 use lb_common::limits::{HAND_OVER, HOLD_S};
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::{ACK, SYN};
 
 const VIP: [u8; 4] = [10, 96, 0, 1];

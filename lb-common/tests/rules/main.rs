@@ -23,8 +23,6 @@ mod flood;
 mod hand_over;
 mod host_sockets;
 mod lifetimes;
-#[path = "../memory/mod.rs"]
-mod memory;
 mod openings;
 mod outside;
 mod rare;

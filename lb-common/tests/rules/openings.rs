@@ -1,6 +1,5 @@
 //! How a connection opens: half-open until its client has the answer, moved while nobody does.
 
-use crate::memory::{ISN, Memory};
 use lb_common::abi::{
     FlowKey, Masquerade, ServiceKey, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state, half_open_flags,
     seal, service_flags,
@@ -8,6 +7,7 @@ use lb_common::abi::{
 use lb_common::decide::{Action, Hook, Packet, Step, Verdict, Work, begin, complete, select};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
+use lb_common::plain::{ISN, Memory};
 use lb_common::state::tcp_flag::{ACK, FIN, PSH, RST, SYN};
 use proptest::prelude::*;
 

@@ -1,6 +1,5 @@
 //! External clients: which set serves them, whose address the backend sees, and how its answers come back, over plain tables.
 
-use crate::memory::{ISN, Memory};
 use lb_common::abi::{
     FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, VipKey, backend_flags, frontend_kind, network_flags, seal,
     service_flags,
@@ -9,6 +8,7 @@ use lb_common::abi::{Vip, vip_flags};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits::{SOURCE_PORT_COUNT, SOURCE_PORT_FIRST};
 use lb_common::outcome::Outcome;
+use lb_common::plain::{ISN, Memory};
 use lb_common::state::{
     SourcePorts,
     tcp_flag::{ACK, FIN, RST, SYN},

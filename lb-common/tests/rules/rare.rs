@@ -1,9 +1,9 @@
 //! What the models of the packet path once found: rare orders of events, each by itself.
 
-use crate::memory::Memory;
 use lb_common::abi::{FlowKey, ServiceKey, TCP, backend_flags, backend_state};
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide, pair_key};
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::{ACK, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];

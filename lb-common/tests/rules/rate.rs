@@ -1,10 +1,10 @@
 //! Rate limits over plain tables: whose new flows they count, how many pass, and what they leave alone.
 
-use crate::memory::Memory;
 use lb_common::abi::{BucketKey, FlowKey, Masquerade, Service, ServiceKey, UDP, frontend_kind, network_flags, seal};
 use lb_common::decide::{Hook, Pace, Tables};
 use lb_common::limits::RATE_MAX;
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 
 const NODE: [u8; 4] = [192, 0, 2, 1];
 const RATE: u32 = 2;

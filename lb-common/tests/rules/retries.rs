@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::memory::{ISN, Memory};
 use crate::openings::{accept, answers, asks, serving, syn, syn_again};
 use lb_common::abi::{TCP, half_open_flags, is_claim};
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide};
 use lb_common::outcome::Outcome;
+use lb_common::plain::{ISN, Memory};
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 
 const PORT: u16 = 4000;

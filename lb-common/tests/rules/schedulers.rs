@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::memory::Memory;
 use lb_common::abi::{FlowKey, ServiceKey, TCP, scheduler};
 use lb_common::decide::{Action, Hook, Tables};
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::{ACK, SYN};
 use proptest::prelude::*;
 

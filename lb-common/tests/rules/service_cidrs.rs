@@ -1,9 +1,9 @@
 //! Addresses of service CIDRs that no service has, over plain tables.
 
-use crate::memory::Memory;
 use lb_common::abi::{FlowKey, SCTP, ServiceKey, TCP, UDP, Vip, VipKey, network_flags, vip_flags};
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, foreign, malformed, stray_fragment};
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use crate::decide::{BACKENDS, VIP, frontend, key};
-use crate::memory::{ISN, Memory};
 use lb_common::abi::{
     FlowKey, ServiceKey, TCP, UDP, backend_state, flow_flags, frontend_kind, network_flags, seal, service_flags,
 };
@@ -11,6 +10,7 @@ use lb_common::client_shares::{COUNTERS, Counters};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits::CLIENT_SLOTS;
 use lb_common::outcome::Outcome;
+use lb_common::plain::{ISN, Memory};
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 use proptest::prelude::*;
 

@@ -1,6 +1,5 @@
 //! Direct server return over plain tables: the node that a client's packets come by, the backend's node, and one that takes over.
 
-use crate::memory::{ISN, Memory};
 use lb_common::abi::{
     Endpoint, EndpointKey, FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, backend_flags, backend_state,
     frontend_kind, network_flags, scheduler, seal, service_flags,
@@ -9,6 +8,7 @@ use lb_common::decide::{
     Action, Hook, Inside, Now, Packet, Verdict, Work, decide, inside, is_about_tunnelled, quoted_elsewhere,
 };
 use lb_common::outcome::Outcome;
+use lb_common::plain::{ISN, Memory};
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 const CLIENT: [u8; 4] = [198, 51, 100, 7];

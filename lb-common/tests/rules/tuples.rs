@@ -1,11 +1,11 @@
 //! Connections of one client port to one backend: through a service, through another one, and directly. Each keeps its own packets.
 
 use crate::decide::{BACKENDS, CLIENT, VIP, answer, connect, frontend, key, serving, to_vip};
-use crate::memory::ISN;
 use lb_common::abi::{ServiceKey, TCP, UDP, network_flags};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
+use lb_common::plain::ISN;
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 #[test]

@@ -1,11 +1,11 @@
 //! Addresses of services at ports that no frontend has, over plain tables.
 
-use crate::memory::Memory;
 use lb_common::abi::{
     FlowKey, SCTP, ServiceKey, TCP, UDP, Vip, VipKey, frontend_kind, network_flags, seal, service_flags, vip_flags,
 };
 use lb_common::decide::{Action, Hook, Packet, Work, echoes, foreign, is_vip};
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];

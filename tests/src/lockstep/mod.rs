@@ -6,9 +6,6 @@
 mod explained;
 pub mod frame;
 mod maps;
-#[allow(clippy::unwrap_used, dead_code)] // The tables of lb-common's own tests, which need more of them.
-#[path = "../../../lb-common/tests/memory/mod.rs"]
-mod memory;
 mod packets;
 mod tables;
 
@@ -24,10 +21,10 @@ use lb_common::decide::{
     Action, Hook as Bits, Packet, Step, Verdict, Work, allocate, begin, complete, decide, established, open, select,
 };
 use lb_common::outcome::Outcome;
+use lb_common::plain::Memory;
 
 pub use explained::{Explained, Foretells, Foretold};
 pub use maps::Maps;
-use memory::Memory;
 
 use crate::programs;
 use crate::random::Random;

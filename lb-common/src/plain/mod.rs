@@ -1,42 +1,57 @@
-//! The decision's tables as plain hash maps: the third home of the same code.
+//! The decision's tables as plain hash maps, for tests and fuzzers: the third home of the same code.
 
 mod ask;
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 
-use lb_common::abi::{
+use crate::abi::{
     Affinity, AffinityKey, Backend, Bucket, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health,
     Masquerade, Service, ServiceKey, Slot, Vip, VipKey, half_open_flags, network_flags, tag,
 };
-use lb_common::connect_times;
-use lb_common::decide::{FlowTables, Maps, NotInserted, Pace, Tables, Work, fresh};
-use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S, HAND_OVER};
-use lb_common::map::{self, Map, Record};
-use lb_common::outcome::Outcome;
-use lb_common::state::{SourcePorts, Timeouts};
+use crate::connect_times;
+use crate::decide::{FlowTables, Maps, NotInserted, Pace, Tables, Work, fresh};
+use crate::limits::{AFTER_FLOOD_S, FLOOD_S, HAND_OVER};
+use crate::map::{self, Map, Record};
+use crate::outcome::Outcome;
+use crate::state::{SourcePorts, Timeouts};
+
+pub use ask::{End, active, frontend, reply, tuple, what};
 
 /// The initial sequence number of clients that give no other.
 pub const ISN: u32 = 1_000;
 
 /// Tables for one family, a clock that moves only when a test asks, and a fixed sequence of random numbers.
 pub struct Memory<const N: usize = 4> {
+    /// Frontends.
     pub services: HashMap<ServiceKey<N>, Service>,
     /// Addresses that are not ruled out, beside those of services and VIPs: such ones of before.
     pub known: HashSet<[u8; N]>,
+    /// By index.
     pub slots: HashMap<u32, Slot>,
+    /// By id.
     pub backends: HashMap<u32, Backend<N>>,
+    /// Entries of answered connections.
     pub flows: HashMap<FlowKey<N>, Flow<N>>,
+    /// Entries of others.
     pub half_open: HashMap<FlowKey<N>, HalfOpen<N>>,
+    /// By backend.
     pub health: HashMap<u32, Health>,
+    /// Backends of remembered clients.
     pub affinity: HashMap<AffinityKey<N>, Affinity>,
+    /// Round-robin counters by service.
     pub turns: HashMap<u32, u32>,
+    /// Token buckets.
     pub buckets: HashMap<BucketKey, Bucket>,
+    /// Addresses of services that no node has.
     pub vips: HashMap<VipKey<N>, Vip>,
+    /// How long entries last.
     pub timeouts: Timeouts,
+    /// Ports to translate to.
     pub ports: SourcePorts,
-    /// Networks by address and bits, with [`lb_common::abi::network_flags`].
+    /// Networks by address and bits, with [`crate::abi::network_flags`].
     pub networks: Vec<([u8; N], u32, u32)>,
+    /// Backends of this node, as other nodes name them.
     pub endpoints: HashMap<EndpointKey<N>, Endpoint>,
     /// The addresses of this node that masqueraded packets come from.
     pub own: Option<Masquerade<N>>,
@@ -48,8 +63,9 @@ pub struct Memory<const N: usize = 4> {
     pub capacity: usize,
     /// How many established connections the decision takes to fit.
     pub flow_room: u32,
+    /// Of the hashes of clients.
     pub client_key: u32,
-    /// By [`lb_common::client_shares::Counters`].
+    /// By [`crate::client_shares::Counters`].
     pub client_shares: HashMap<u32, i32>,
     /// Half-open flows made in the second: which one, how many.
     pub syn_counts: (u32, u32),
@@ -65,7 +81,9 @@ pub struct Memory<const N: usize = 4> {
     pub measures: bool,
     /// Connect times that were counted: backend, ticks.
     pub connect_times: Vec<(u32, u32)>,
+    /// The clock.
     pub now_ns: u64,
+    /// The last random number.
     pub seed: u32,
     /// Live direct connections of local clients, client → server.
     pub direct: Vec<FlowKey<N>>,
@@ -77,6 +95,7 @@ pub struct Memory<const N: usize = 4> {
 
 impl<const N: usize> Memory<N> {
     /// Empty tables.
+    #[must_use]
     pub fn empty() -> Self {
         Self {
             services: HashMap::new(),
