@@ -5,7 +5,7 @@ use lb_common::decide::{Action, Hook, later_fragment, pair_key, quoted};
 use lb_common::decide::{Packet, Work};
 use lb_common::limits::TCP_OPEN_TIMEOUT_S;
 use lb_common::outcome::Outcome;
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, FIN, PSH, RST, SYN};
 
 const VIP: [u8; 4] = [10, 96, 0, 1];
@@ -16,11 +16,11 @@ const HOOKS: [Hook; 7] =
 const PASSED: (Action, Outcome) = (Action::Pass, Outcome::Adopted);
 
 fn original(protocol: u8) -> FlowKey<4> {
-    FlowKey { src: CLIENT, dst: VIP, src_port: 4000, dst_port: 80, protocol, pad: [0; 3] }
+    tuple(protocol, (CLIENT, 4000), (VIP, 80))
 }
 
 fn reply(protocol: u8) -> FlowKey<4> {
-    FlowKey { src: BACKEND, dst: CLIENT, src_port: 8080, dst_port: 4000, protocol, pad: [0; 3] }
+    tuple(protocol, (BACKEND, 8080), (CLIENT, 4000))
 }
 
 /// One backend, and an adopted connection with it of each protocol.

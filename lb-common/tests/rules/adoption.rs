@@ -5,7 +5,7 @@ use lb_common::abi::{
 };
 use lb_common::decide::{Action, Hook, Packet, Work, decide};
 use lb_common::outcome::Outcome;
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 const VIP: [u8; 4] = [203, 0, 113, 80];
@@ -18,7 +18,7 @@ const PASSED: (Action, Outcome) = (Action::Pass, Outcome::PassedAdoption);
 const REFUSED: (Action, Outcome) = (Action::Refuse, Outcome::RefusedNoFlow);
 
 fn key(port: u16, protocol: u8) -> FlowKey<4> {
-    FlowKey { src: [198, 51, 100, 7], dst: VIP, src_port: port, dst_port: 80, protocol, pad: [0; 3] }
+    tuple(protocol, ([198, 51, 100, 7], port), (VIP, 80))
 }
 
 /// Tables that were made at [`START_S`].

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use lb_common::abi::{
     AffinityKey, Backend, FlowKey, Service, ServiceKey, TCP, UDP, backend_flags as flags, backend_state, frontend_kind,
-    scheduler, seal, service_flags,
+    scheduler, service_flags,
 };
 use lb_common::decide::{
     Asker, Hook, Now, Packet, Pick, Picked, Step, Tables, Verdict, Wish, Work, allocate, begin, holds, pick, recall,
     remember, select, stick,
 };
 use lb_common::limits::UDP_ANSWER_S;
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 
 pub(super) const FRONTEND: ServiceKey<4> = ServiceKey { address: [10, 96, 0, 10], port: 80, protocol: TCP, pad: 0 };
@@ -101,14 +101,7 @@ fn a_backend_counts_while_it_takes_new_flows_of_the_clients_set() {
 #[test]
 fn a_service_without_affinity_remembers_nobody() {
     let (mut tables, _) = serving(0);
-    let key = FlowKey {
-        src: CLIENT.client,
-        dst: FRONTEND.address,
-        src_port: 4_000,
-        dst_port: 80,
-        protocol: TCP,
-        pad: [0; 3],
-    };
+    let key = tuple(TCP, (CLIENT.client, 4_000), (FRONTEND.address, 80));
     tables.ask(key, SYN, Hook::POD_IN);
     assert!(tables.affinity.is_empty());
 }
@@ -118,9 +111,9 @@ fn comes_back_from_outside(policy: u8, sets: u8) -> bool {
     let mut tables = Memory::default();
     tables.serve(1, 0, FRONTEND, &[[10, 0, 1, 1], [10, 0, 1, 2], [10, 0, 1, 3], [10, 0, 1, 4]], 8080);
     tables.backends.values_mut().for_each(|backend| backend.flags = flags::SERVING | flags::LOCAL | sets);
-    let service = tables.services.get_mut(&FRONTEND).unwrap();
-    *service = Service { kind: frontend_kind::LOAD_BALANCER, flags: policy, affinity_timeout_s: 30, ..*service };
-    service.seal = seal(&FRONTEND, service);
+    tables.edit(FRONTEND, |service| {
+        *service = Service { kind: frontend_kind::LOAD_BALANCER, flags: policy, affinity_timeout_s: 30, ..*service }
+    });
     let now = now(&mut tables);
     (1..=4_u16).all(|backend| {
         let key = from([198, 51, 100, 7], TCP, 4_000 + backend);
@@ -159,14 +152,12 @@ pub(super) fn sticky(protocol: u8, scheduler: u8) -> Memory {
     let mut tables = Memory::default();
     let frontend = ServiceKey { protocol, ..FRONTEND };
     tables.serve(1, 0, frontend, &BACKENDS, 8080);
-    let service = tables.services.get_mut(&frontend).unwrap();
-    *service = Service { affinity_timeout_s: 600, scheduler, ..*service };
-    service.seal = seal(&frontend, service);
+    tables.edit(frontend, |service| *service = Service { affinity_timeout_s: 600, scheduler, ..*service });
     tables
 }
 
 pub(super) fn from(client: [u8; 4], protocol: u8, src_port: u16) -> FlowKey<4> {
-    FlowKey { src: client, dst: FRONTEND.address, src_port, dst_port: 80, protocol, pad: [0; 3] }
+    tuple(protocol, (client, src_port), (FRONTEND.address, 80))
 }
 
 pub(super) fn begins(tables: &mut Memory, key: FlowKey<4>, hook: Hook) -> Verdict<4> {
@@ -242,9 +233,7 @@ fn first_connections_that_processes_make_at_once_agree() {
 fn a_process_is_remembered_when_it_connects_where_the_service_has_affinity() {
     for affinity_timeout_s in [0, 600] {
         let mut tables = sticky(TCP, scheduler::RANDOM);
-        let service = tables.services.get_mut(&FRONTEND).unwrap();
-        service.affinity_timeout_s = affinity_timeout_s;
-        service.seal = seal(&FRONTEND, service);
+        tables.edit(FRONTEND, |service| service.affinity_timeout_s = affinity_timeout_s);
         let key = FlowKey { src: [0; 4], src_port: 0, ..from([0; 4], TCP, 0) };
         let (at, netns) = (now(&mut tables), 7);
         let mut found = Pick::NONE;
@@ -282,9 +271,7 @@ fn connections_of_a_service_without_affinity_are_not_remembered() {
     for protocol in [TCP, UDP] {
         let mut tables = sticky(protocol, scheduler::RANDOM);
         let frontend = ServiceKey { protocol, ..FRONTEND };
-        let service = tables.services.get_mut(&frontend).unwrap();
-        service.affinity_timeout_s = 0;
-        service.seal = seal(&frontend, service);
+        tables.edit(frontend, |service| service.affinity_timeout_s = 0);
         let backend = connects(&mut tables, from([10, 0, 9, 9], protocol, 4_000));
         assert_ne!(backend, 0, "it is connected");
         assert!(tables.affinity.is_empty(), "protocol {protocol}");
@@ -344,9 +331,7 @@ fn a_client_whose_connections_are_not_retried_leaves_an_ejected_backend() {
     {
         let mut tables = sticky(protocol, scheduler::RANDOM);
         let frontend = ServiceKey { protocol, ..FRONTEND };
-        let service = tables.services.get_mut(&frontend).unwrap();
-        service.flags |= flags;
-        service.seal = seal(&frontend, service);
+        tables.edit(frontend, |service| service.flags |= flags);
         let first = connects(&mut tables, from([10, 0, 9, 9], protocol, 4_000));
         tables.eject(first);
         let next = begins(&mut tables, from([10, 0, 9, 9], protocol, 4_001), hook).backend;
@@ -360,9 +345,7 @@ fn a_flood_takes_no_client_from_its_backend() {
     for port in 4_000..4_020 {
         let mut tables = sticky(TCP, scheduler::RANDOM);
         let client = [198, 51, 100, 7];
-        let service = tables.services.get_mut(&FRONTEND).unwrap();
-        service.kind = frontend_kind::LOAD_BALANCER;
-        service.seal = seal(&FRONTEND, service);
+        tables.edit(FRONTEND, |service| service.kind = frontend_kind::LOAD_BALANCER);
         // Whatever it met first, it was retried or hinted away from there.
         let key = AffinityKey { client, service: 1, netns: 0 };
         let begin = now(&mut tables);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::affinity::{BACKENDS, FRONTEND, SCHEDULERS, begins, connects, from, sticky};
-use lb_common::abi::{FlowKey, TCP, UDP, frontend_kind, scheduler, seal};
+use lb_common::abi::{FlowKey, TCP, UDP, frontend_kind, scheduler};
 use lb_common::decide::{Asker, Hook, Now, Pick, Picked, Tables as _, Wish, pick};
 use lb_common::plain::Memory;
 use lb_common::state::tcp_flag::ACK;
@@ -131,9 +131,7 @@ fn handshakes_that_a_border_parts_reach_two_backends_at_most_until_one_is_establ
 fn a_border_ends_no_handshake_under_a_flood() {
     for number in 0..100 {
         let mut tables = sticky(TCP, scheduler::RANDOM);
-        let service = tables.services.get_mut(&FRONTEND).unwrap();
-        service.kind = frontend_kind::LOAD_BALANCER;
-        service.seal = seal(&FRONTEND, service);
+        tables.edit(FRONTEND, |service| service.kind = frontend_kind::LOAD_BALANCER);
         before_a_border(&mut tables, 1);
         tables.flood_until_s = u32::MAX;
         let key = from([198, 51, 100, number], TCP, 4_000);

@@ -9,7 +9,7 @@ use lb_common::decide::{
 };
 use lb_common::limits;
 use lb_common::outcome::Outcome;
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, reply, tuple};
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
@@ -22,12 +22,11 @@ fn frontend(protocol: u8) -> ServiceKey<4> {
 }
 
 fn request(protocol: u8) -> FlowKey<4> {
-    FlowKey { src: CLIENT, dst: VIP, src_port: PORT, dst_port: 80, protocol, pad: [0; 3] }
+    tuple(protocol, (CLIENT, PORT), (VIP, 80))
 }
 
 fn answer(protocol: u8, sent: &Verdict<4>) -> FlowKey<4> {
-    let (src, dst) = (sent.address, sent.client);
-    FlowKey { src, dst, src_port: sent.port, dst_port: sent.client_port, protocol, pad: [0; 3] }
+    reply(protocol, sent)
 }
 
 /// A service of both protocols at an address that is no node's, and a datagram that began a flow at this hook.

@@ -2,12 +2,12 @@
 
 use lb_common::abi::{
     FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, backend_flags, backend_state, frontend_kind, network_flags,
-    seal, service_flags,
+    service_flags,
 };
 use lb_common::decide::{Action, Asker, Hook, Now, Pick, Picked, Wish, pick};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
@@ -21,7 +21,7 @@ fn frontend(protocol: u8) -> ServiceKey<4> {
 }
 
 fn from(client: [u8; 4], protocol: u8, port: u16) -> FlowKey<4> {
-    FlowKey { src: client, dst: FRONTEND, src_port: port, dst_port: 80, protocol, pad: [0; 3] }
+    tuple(protocol, (client, port), (FRONTEND, 80))
 }
 
 /// Service 1, TCP and UDP: one backend serves clients of this node, another one the others.
@@ -39,9 +39,9 @@ fn serving(kind: u8, flags: u8) -> Memory {
 
 fn edit(tables: &mut Memory, protocol: u8, edit: impl FnOnce(&mut Service)) {
     let key = frontend(protocol);
-    let service = tables.services.get_mut(&key).unwrap();
-    edit(service);
-    service.seal = seal(&key, service);
+    tables.edit(key, |service| {
+        edit(service);
+    });
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_range_that_is_taken_away_ends_no_flow_and_lets_no_new_one_begin() {
     let sent = tables.ask(from(CLIENT, TCP, 4000), SYN, Hook::POD_IN);
     assert_eq!(sent.outcome, Outcome::Selected);
     let (src_port, dst_port) = (sent.port, 4000);
-    let answer = FlowKey { src: sent.address, dst: CLIENT, src_port, dst_port, protocol: TCP, pad: [0; 3] };
+    let answer = tuple(TCP, (sent.address, src_port), (CLIENT, dst_port));
     assert_eq!(tables.ask(answer, SYN | ACK, Hook::POD_OUT).outcome, Outcome::Replied);
     assert_eq!(tables.ask(from(CLIENT, UDP, 4000), 0, Hook::POD_IN).outcome, Outcome::Selected);
     tables.sources.clear();

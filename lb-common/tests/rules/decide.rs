@@ -3,7 +3,7 @@
 use lb_common::abi::{FlowKey, ServiceKey, TCP, UDP, backend_flags, backend_state};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::outcome::Outcome;
-use lb_common::plain::{ISN, Memory};
+use lb_common::plain::{ISN, Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ pub const VIP: [u8; 4] = [10, 96, 0, 10];
 pub const BACKENDS: [[u8; 4]; 3] = [[10, 0, 1, 11], [10, 0, 1, 12], [10, 0, 2, 13]];
 
 pub fn key(protocol: u8, src: ([u8; 4], u16), dst: ([u8; 4], u16)) -> FlowKey<4> {
-    FlowKey { src: src.0, dst: dst.0, src_port: src.1, dst_port: dst.1, protocol, pad: [0; 3] }
+    tuple(protocol, (src.0, src.1), (dst.0, dst.1))
 }
 
 pub fn frontend(protocol: u8) -> ServiceKey<4> {

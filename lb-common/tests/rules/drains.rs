@@ -10,7 +10,7 @@ use lb_common::outcome::Outcome;
 use lb_common::state::tcp_flag::{ACK, FIN, PSH, RST, SYN};
 
 use crate::ends::{Pair, request};
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 
 /// Seconds from the begin of the drain.
 const PERIOD_S: u32 = 30;
@@ -238,7 +238,7 @@ const FRONTEND: [u8; 4] = [10, 96, 0, 1];
 const BACKEND: [u8; 4] = [10, 0, 1, 11];
 
 fn key(protocol: u8) -> FlowKey<4> {
-    FlowKey { src: CLIENT, dst: FRONTEND, src_port: 4000, dst_port: 80, protocol, pad: [0; 3] }
+    tuple(protocol, (CLIENT, 4000), (FRONTEND, 80))
 }
 
 fn served(protocol: u8) -> Memory {
@@ -248,7 +248,7 @@ fn served(protocol: u8) -> Memory {
 }
 
 fn response(protocol: u8) -> FlowKey<4> {
-    FlowKey { src: BACKEND, dst: CLIENT, src_port: 8080, dst_port: 4000, protocol, pad: [0; 3] }
+    tuple(protocol, (BACKEND, 8080), (CLIENT, 4000))
 }
 
 #[test]

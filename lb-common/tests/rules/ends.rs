@@ -3,7 +3,7 @@
 use lb_common::abi::{FlowKey, ServiceKey, TCP, flow_state};
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide};
 use lb_common::outcome::Outcome;
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
@@ -27,7 +27,7 @@ pub(crate) struct Pair {
 }
 
 pub(crate) fn request() -> FlowKey<4> {
-    FlowKey { src: CLIENT, dst: FRONTEND, src_port: PORT, dst_port: 80, protocol: TCP, pad: [0; 3] }
+    tuple(TCP, (CLIENT, PORT), (FRONTEND, 80))
 }
 
 impl Pair {
@@ -46,7 +46,7 @@ impl Pair {
     }
 
     pub(crate) fn response(&self) -> FlowKey<4> {
-        FlowKey { src: self.backend, dst: CLIENT, src_port: 8080, dst_port: PORT, protocol: TCP, pad: [0; 3] }
+        tuple(TCP, (self.backend, 8080), (CLIENT, PORT))
     }
 
     /// A segment with any numbers, in the original or the reply direction.

@@ -2,12 +2,12 @@
 
 use lb_common::abi::{
     Endpoint, EndpointKey, FlowKey, Masquerade, Service, ServiceKey, TCP, backend_flags, flow_state, frontend_kind,
-    scheduler, seal,
+    scheduler,
 };
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide};
 use lb_common::limits::{AFTER_FLOOD_S, FLOOD_S};
 use lb_common::outcome::Outcome;
-use lb_common::plain::{ISN, Memory};
+use lb_common::plain::{ISN, Memory, reply, tuple};
 use lb_common::state::tcp_flag::{ACK, RST, SYN};
 
 const CLIENT: [u8; 4] = [198, 51, 100, 7];
@@ -20,9 +20,7 @@ fn serving(remote: bool, scheduler: u8) -> Memory {
     let mut tables = Memory { most_half_open: MOST, own: Some(Masquerade::new(NODE, &[])), ..Memory::default() };
     let frontend = ServiceKey { address: NODE, port: 30_080, protocol: TCP, pad: 0 };
     tables.serve(1, 0, frontend, &BACKENDS, 8080);
-    let service = tables.services.get_mut(&frontend).unwrap();
-    *service = Service { kind: frontend_kind::NODE_PORT, scheduler, ..*service };
-    service.seal = seal(&frontend, service);
+    tables.edit(frontend, |service| *service = Service { kind: frontend_kind::NODE_PORT, scheduler, ..*service });
     if remote {
         tables.backends.values_mut().for_each(|backend| backend.flags &= !backend_flags::LOCAL);
     }
@@ -30,12 +28,11 @@ fn serving(remote: bool, scheduler: u8) -> Memory {
 }
 
 fn asks(port: u16) -> FlowKey<4> {
-    FlowKey { src: CLIENT, dst: NODE, src_port: port, dst_port: 30_080, protocol: TCP, pad: [0; 3] }
+    tuple(TCP, (CLIENT, port), (NODE, 30_080))
 }
 
 fn answers(sent: &Verdict<4>) -> FlowKey<4> {
-    let (src, dst) = (sent.address, sent.client);
-    FlowKey { src, dst, src_port: sent.port, dst_port: sent.client_port, protocol: TCP, pad: [0; 3] }
+    reply(TCP, sent)
 }
 
 /// More SYNs of others than the tables take.

@@ -4,7 +4,7 @@ use lb_common::abi::{FlowKey, ServiceKey, TCP, UDP, flow_flags, flow_state};
 use lb_common::decide::{Action, Hook};
 use lb_common::limits::{HAND_OVER, HOLD_S};
 use lb_common::outcome::Outcome;
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, SYN};
 
 const VIP: [u8; 4] = [10, 96, 0, 1];
@@ -12,11 +12,11 @@ const CLIENT: [u8; 4] = [10, 0, 0, 9];
 const BACKEND: [u8; 4] = [10, 0, 1, 11];
 
 fn original(port: u16, protocol: u8) -> FlowKey<4> {
-    FlowKey { src: CLIENT, dst: VIP, src_port: port, dst_port: 80, protocol, pad: [0; 3] }
+    tuple(protocol, (CLIENT, port), (VIP, 80))
 }
 
 fn reply(port: u16) -> FlowKey<4> {
-    FlowKey { src: BACKEND, dst: CLIENT, src_port: 8080, dst_port: port, protocol: TCP, pad: [0; 3] }
+    tuple(TCP, (BACKEND, 8080), (CLIENT, port))
 }
 
 /// One backend, and an established connection from port 4000.

@@ -2,21 +2,18 @@
 
 use lb_common::abi::{FlowKey, Service, ServiceKey, TCP, UDP, frontend_kind, seal};
 use lb_common::decide::{Action, Asker, Hook, Now, Pick, Picked, Wish, is_this_node, loopback, node_port, pick};
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::SYN;
 
 const ANY: [u8; 4] = [0; 4];
 const PORT: u16 = 30_080;
 const KEY: ServiceKey<4> = ServiceKey { address: ANY, port: PORT, protocol: TCP, pad: 0 };
-const ASKED: FlowKey<4> =
-    FlowKey { src: [10, 0, 1, 5], dst: ANY, src_port: 40_000, dst_port: PORT, protocol: TCP, pad: [0; 3] };
+const ASKED: FlowKey<4> = tuple(TCP, ([10, 0, 1, 5], 40_000), (ANY, PORT));
 
 fn serving(kind: u8) -> Memory {
     let mut tables = Memory::default();
     tables.serve(1, 0, KEY, &[[10, 0, 1, 11]], 8080);
-    let service = tables.services.get_mut(&KEY).unwrap();
-    service.kind = kind;
-    service.seal = seal(&KEY, service);
+    tables.edit(KEY, |service| service.kind = kind);
     tables
 }
 

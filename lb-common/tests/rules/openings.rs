@@ -2,12 +2,12 @@
 
 use lb_common::abi::{
     FlowKey, Masquerade, ServiceKey, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state, half_open_flags,
-    seal, service_flags,
+    service_flags,
 };
 use lb_common::decide::{Action, Hook, Packet, Step, Verdict, Work, begin, complete, select};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
-use lb_common::plain::{ISN, Memory};
+use lb_common::plain::{ISN, Memory, reply, tuple};
 use lb_common::state::tcp_flag::{ACK, FIN, PSH, RST, SYN};
 use proptest::prelude::*;
 
@@ -28,18 +28,17 @@ pub fn serving(count: usize) -> Memory {
 
 fn edit(tables: &mut Memory, edit: impl FnOnce(&mut lb_common::abi::Service)) {
     let key = frontend(TCP);
-    let service = tables.services.get_mut(&key).unwrap();
-    edit(service);
-    service.seal = seal(&key, service);
+    tables.edit(key, |service| {
+        edit(service);
+    });
 }
 
 pub fn asks(protocol: u8, port: u16) -> FlowKey<4> {
-    FlowKey { src: CLIENT, dst: VIP, src_port: port, dst_port: 80, protocol, pad: [0; 3] }
+    tuple(protocol, (CLIENT, port), (VIP, 80))
 }
 
 pub fn answers(sent: FlowKey<4>, verdict: &Verdict<4>) -> FlowKey<4> {
-    let (src, dst) = (verdict.address, verdict.client);
-    FlowKey { src, dst, src_port: verdict.port, dst_port: verdict.client_port, protocol: sent.protocol, pad: [0; 3] }
+    reply(sent.protocol, verdict)
 }
 
 pub fn syn(tables: &mut Memory, port: u16) -> Verdict<4> {

@@ -1,14 +1,14 @@
 //! External clients: which set serves them, whose address the backend sees, and how its answers come back, over plain tables.
 
 use lb_common::abi::{
-    FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, VipKey, backend_flags, frontend_kind, network_flags, seal,
+    FlowKey, Masquerade, Service, ServiceKey, TCP, UDP, VipKey, backend_flags, frontend_kind, network_flags,
     service_flags,
 };
 use lb_common::abi::{Vip, vip_flags};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits::{SOURCE_PORT_COUNT, SOURCE_PORT_FIRST};
 use lb_common::outcome::Outcome;
-use lb_common::plain::{ISN, Memory};
+use lb_common::plain::{ISN, Memory, reply, tuple};
 use lb_common::state::{
     SourcePorts,
     tcp_flag::{ACK, FIN, RST, SYN},
@@ -31,13 +31,12 @@ fn frontend(protocol: u8) -> ServiceKey<4> {
 }
 
 fn from(client: [u8; 4], port: u16, protocol: u8) -> FlowKey<4> {
-    FlowKey { src: client, dst: NODE, src_port: port, dst_port: NODE_PORT, protocol, pad: [0; 3] }
+    tuple(protocol, (client, port), (NODE, NODE_PORT))
 }
 
 /// What the backend sends back to what the verdict made of a request.
 fn answer(protocol: u8, sent: &Verdict<4>) -> FlowKey<4> {
-    let (src, dst) = (sent.address, sent.client);
-    FlowKey { src, dst, src_port: sent.port, dst_port: sent.client_port, protocol, pad: [0; 3] }
+    reply(protocol, sent)
 }
 
 /// One backend serves clients inside, another one those outside; `outside_is_local`: whether the other one is local.
@@ -54,10 +53,10 @@ fn serving(kind: u8, flags: u8, outside_is_local: bool) -> Memory {
             }
         }
         let key = frontend(protocol);
-        let service = tables.services.get_mut(&key).unwrap();
-        let (external_base, external_count) = (service.slot_base + 1, 1);
-        *service = Service { kind, flags, slot_count: 1, external_base, external_count, ..*service };
-        service.seal = seal(&key, service);
+        tables.edit(key, |service| {
+            let (external_base, external_count) = (service.slot_base + 1, 1);
+            *service = Service { kind, flags, slot_count: 1, external_base, external_count, ..*service };
+        });
     }
     tables
 }
@@ -109,9 +108,7 @@ fn a_pod_of_another_node_is_outside_for_the_external_policy() {
     let flags = service_flags::OUTSIDE_LOCAL | service_flags::DROP_OUTSIDE_IF_EMPTY;
     let mut tables = serving(frontend_kind::NODE_PORT, flags, true);
     let key = frontend(TCP);
-    let service = tables.services.get_mut(&key).unwrap();
-    service.external_count = 0;
-    service.seal = seal(&key, service);
+    tables.edit(key, |service| service.external_count = 0);
     let sent = tables.ask(from(POD, 40_000, TCP), SYN, Hook::NODE_IN);
     assert_eq!((sent.action, sent.outcome), (Action::Drop, Outcome::DroppedNoLocalEndpoint));
 }
@@ -269,9 +266,7 @@ fn an_empty_local_set_drops_those_outside_alone() {
     for (flags, action) in [(service_flags::DROP_OUTSIDE_IF_EMPTY, Action::Drop), (0, Action::Refuse)] {
         let mut tables = serving(frontend_kind::LOAD_BALANCER, flags | service_flags::OUTSIDE_LOCAL, true);
         let key = frontend(TCP);
-        let service = tables.services.get_mut(&key).unwrap();
-        service.external_count = 0;
-        service.seal = seal(&key, service);
+        tables.edit(key, |service| service.external_count = 0);
         assert_eq!(tables.ask(from(CLIENT, 40_000, TCP), SYN, Hook::NODE_IN).action, action);
         assert_eq!(tables.ask(from(POD, 40_000, TCP), SYN, Hook::POD_IN).action, Action::ToBackend);
     }
@@ -325,7 +320,7 @@ fn a_tuple_that_a_socket_of_this_node_has_goes_to_no_client() {
 
 /// What a socket of this node at this port receives from the backend.
 fn to_node(protocol: u8, port: u16) -> FlowKey<4> {
-    FlowKey { src: REMOTE, dst: NODE, src_port: 8080, dst_port: port, protocol, pad: [0; 3] }
+    tuple(protocol, (REMOTE, 8080), (NODE, port))
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use lb_common::abi::{FlowKey, ServiceKey, TCP, backend_flags, backend_state};
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, decide, pair_key};
 use lb_common::outcome::Outcome;
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
@@ -21,7 +21,7 @@ fn serving(backends: &[[u8; 4]]) -> Memory {
 }
 
 fn asks(vip: usize) -> FlowKey<4> {
-    FlowKey { src: CLIENT, dst: VIPS[vip], src_port: 40_000, dst_port: 80, protocol: TCP, pad: [0; 3] }
+    tuple(TCP, (CLIENT, 40_000), (VIPS[vip], 80))
 }
 
 fn sent(tables: &mut Memory, packet: Packet<4>, hook: Hook) -> Verdict<4> {
@@ -36,14 +36,7 @@ fn syn(tables: &mut Memory, vip: usize, isn: u32) -> Verdict<4> {
 
 /// The SYN+ACK of a backend, to the port by which it knows the client.
 fn accepts(tables: &mut Memory, verdict: &Verdict<4>, isn: u32) -> Verdict<4> {
-    let key = FlowKey {
-        src: verdict.address,
-        dst: CLIENT,
-        src_port: 8080,
-        dst_port: verdict.client_port,
-        protocol: TCP,
-        pad: [0; 3],
-    };
+    let key = tuple(TCP, (verdict.address, 8080), (CLIENT, verdict.client_port));
     sent(tables, Packet { seq: BACKENDS_ISN, ack: isn + 1, ..Packet::new(key, SYN | ACK) }, Hook::POD_OUT)
 }
 

@@ -1,10 +1,10 @@
 //! Rate limits over plain tables: whose new flows they count, how many pass, and what they leave alone.
 
-use lb_common::abi::{BucketKey, FlowKey, Masquerade, Service, ServiceKey, UDP, frontend_kind, network_flags, seal};
+use lb_common::abi::{BucketKey, FlowKey, Masquerade, Service, ServiceKey, UDP, frontend_kind, network_flags};
 use lb_common::decide::{Hook, Pace, Tables};
 use lb_common::limits::RATE_MAX;
 use lb_common::outcome::Outcome;
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 
 const NODE: [u8; 4] = [192, 0, 2, 1];
 const RATE: u32 = 2;
@@ -16,9 +16,9 @@ fn serving() -> Memory {
     for (id, port, rate) in [(1, 30_053, RATE), (2, 30_054, 0)] {
         let frontend = ServiceKey { address: NODE, port, protocol: UDP, pad: 0 };
         tables.serve(id, 8 * id, frontend, &[[10, 0, 1, 11]], 5353);
-        let service = tables.services.get_mut(&frontend).unwrap();
-        *service = Service { kind: frontend_kind::NODE_PORT, rate, burst: BURST, ..*service };
-        service.seal = seal(&frontend, service);
+        tables.edit(frontend, |service| {
+            *service = Service { kind: frontend_kind::NODE_PORT, rate, burst: BURST, ..*service }
+        });
     }
     tables.networks.push(([10, 0, 0, 0], 8, network_flags::PODS));
     tables
@@ -27,7 +27,7 @@ fn serving() -> Memory {
 /// How many of 20 new flows pass.
 fn passing(tables: &mut Memory, from: [u8; 4], to: u16, hook: Hook) -> usize {
     let pass = |(tables, base): (&mut Memory, u16), number: u16| {
-        let key = FlowKey { src: from, dst: NODE, src_port: base + number, dst_port: to, protocol: UDP, pad: [0; 3] };
+        let key = tuple(UDP, (from, base + number), (NODE, to));
         let verdict = tables.ask(key, 0, hook);
         assert_eq!(verdict.service, if to == 30_053 { 1 } else { 2 });
         verdict.outcome != Outcome::DroppedRateLimit
@@ -56,8 +56,7 @@ fn pods_and_known_flows_are_not_limited() {
     let mut tables = serving();
     assert_eq!(passing(&mut tables, [10, 0, 2, 9], 30_053, Hook::XDP), 20, "of another node");
     assert_eq!(passing(&mut tables, [10, 0, 1, 9], 30_053, Hook::POD_IN), 20, "of this node");
-    let key =
-        FlowKey { src: [198, 51, 100, 7], dst: NODE, src_port: 999, dst_port: 30_053, protocol: UDP, pad: [0; 3] };
+    let key = tuple(UDP, ([198, 51, 100, 7], 999), (NODE, 30_053));
     for _ in 0..100 {
         assert_ne!(tables.ask(key, 0, Hook::XDP).outcome, Outcome::DroppedRateLimit, "one flow");
     }
@@ -68,8 +67,7 @@ fn pods_and_known_flows_are_not_limited() {
 fn a_flow_that_moves_is_no_new_one() {
     let mut tables = serving();
     assert_eq!(passing(&mut tables, [198, 51, 100, 7], 30_053, Hook::XDP), 5);
-    let known =
-        FlowKey { src: [198, 51, 100, 7], dst: NODE, src_port: 1_000, dst_port: 30_053, protocol: UDP, pad: [0; 3] };
+    let known = tuple(UDP, ([198, 51, 100, 7], 1_000), (NODE, 30_053));
     // Its backend has become another one.
     tables.backends.values_mut().for_each(|backend| backend.generation += 1);
     let generation = tables.backends.values().next().unwrap().generation;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use lb_common::abi::{FlowKey, ServiceKey, TCP, scheduler};
 use lb_common::decide::{Action, Hook, Tables};
 use lb_common::outcome::Outcome;
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, SYN};
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ fn set_scheduler(tables: &mut Memory, scheduler: u8) {
 }
 
 fn from(client: [u8; 4], port: u16) -> FlowKey<4> {
-    FlowKey { src: client, dst: FRONTEND.address, src_port: port, dst_port: 80, protocol: TCP, pad: [0; 3] }
+    tuple(TCP, (client, port), (FRONTEND.address, 80))
 }
 
 /// Last byte of the backend's address that a new connection is sent to.
@@ -64,9 +64,7 @@ fn weighted_takes_the_slots_as_they_are_laid_out() {
     let extra = lb_common::abi::Slot { backend: 1, ..tables.slots[&2] };
     tables.slots.insert(3, tables.slots[&2]);
     tables.slots.insert(2, extra);
-    let service = tables.services.get_mut(&FRONTEND).unwrap();
-    service.slot_count = 4;
-    service.seal = lb_common::abi::seal(&FRONTEND, service);
+    tables.edit(FRONTEND, |service| service.slot_count = 4);
     let order: Vec<u8> = of_one_client(8).map(|key| backend(&mut tables, key)).collect();
     assert_eq!(order, [1, 2, 1, 3, 1, 2, 1, 3]);
 }

@@ -3,7 +3,7 @@
 use lb_common::abi::{FlowKey, SCTP, ServiceKey, TCP, UDP, Vip, VipKey, network_flags, vip_flags};
 use lb_common::decide::{Action, Hook, Packet, Verdict, Work, foreign, malformed, stray_fragment};
 use lb_common::outcome::Outcome;
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
@@ -31,7 +31,7 @@ fn tables() -> Memory {
 }
 
 fn to(dst: [u8; 4], protocol: u8) -> FlowKey<4> {
-    FlowKey { src: CLIENT, dst, src_port: 4000, dst_port: 80, protocol, pad: [0; 3] }
+    tuple(protocol, (CLIENT, 4000), (dst, 80))
 }
 
 fn said(verdict: &Verdict<4>) -> (Action, Outcome) {
@@ -98,7 +98,7 @@ fn connections_outlive_the_service_that_had_the_address() {
     let mut tables = tables();
     let key = to(SERVED, TCP);
     assert_eq!(tables.ask(key, SYN, Hook::POD_IN).action, Action::ToBackend);
-    let answer = FlowKey { src: BACKEND, dst: CLIENT, src_port: 8080, dst_port: 4000, protocol: TCP, pad: [0; 3] };
+    let answer = tuple(TCP, (BACKEND, 8080), (CLIENT, 4000));
     assert_eq!(tables.ask(answer, SYN | ACK, Hook::POD_OUT).action, Action::ToClient);
     assert_eq!(tables.ask(key, ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
     tables.services.clear();

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use crate::decide::{BACKENDS, VIP, frontend, key};
 use lb_common::abi::{
-    FlowKey, ServiceKey, TCP, UDP, backend_state, flow_flags, frontend_kind, network_flags, seal, service_flags,
+    FlowKey, ServiceKey, TCP, UDP, backend_state, flow_flags, frontend_kind, network_flags, service_flags,
 };
 use lb_common::client_shares::{COUNTERS, Counters};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits::CLIENT_SLOTS;
 use lb_common::outcome::Outcome;
-use lb_common::plain::{ISN, Memory};
+use lb_common::plain::{ISN, Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 use proptest::prelude::*;
 
@@ -146,9 +146,9 @@ fn external() -> Memory<16> {
     let mut tables = Memory::<16> { flow_room: ROOM, ..Memory::empty() };
     let at = ServiceKey { address: address(0xaa, 0, 1), port: 30_080, protocol: TCP, pad: 0 };
     tables.serve(1, 0, at, &[address(0xfd, 1, 11)], 8080);
-    let service = tables.services.get_mut(&at).unwrap();
-    (service.kind, service.flags) = (frontend_kind::NODE_PORT, service.flags | service_flags::NO_RETRY);
-    service.seal = seal(&at, service);
+    tables.edit(at, |service| {
+        (service.kind, service.flags) = (frontend_kind::NODE_PORT, service.flags | service_flags::NO_RETRY)
+    });
     tables.networks.push((address(0xfd, 0, 0), 8, network_flags::PODS));
     tables
 }
@@ -162,14 +162,7 @@ fn address(first: u8, network: u8, host: u8) -> [u8; 16] {
 
 #[test]
 fn an_external_client_counts_with_its_network_and_a_pod_by_itself() {
-    let to = |src: [u8; 16], src_port| FlowKey {
-        src,
-        dst: address(0xaa, 0, 1),
-        src_port,
-        dst_port: 30_080,
-        protocol: TCP,
-        pad: [0; 3],
-    };
+    let to = |src: [u8; 16], src_port| tuple(TCP, (src, src_port), (address(0xaa, 0, 1), 30_080));
     let is_made =
         |tables: &mut Memory<16>, from, port| connect(tables, to(from, port), Hook::NODE_IN).0 == Outcome::Forwarded;
     let mut tables = external();

@@ -8,7 +8,7 @@ use lb_common::decide::{
     Action, Hook, Inside, Now, Packet, Verdict, Work, decide, inside, is_about_tunnelled, quoted_elsewhere,
 };
 use lb_common::outcome::Outcome;
-use lb_common::plain::{ISN, Memory};
+use lb_common::plain::{ISN, Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 const CLIENT: [u8; 4] = [198, 51, 100, 7];
@@ -16,7 +16,7 @@ const VIP: [u8; 4] = [203, 0, 113, 80];
 const PODS: [[u8; 4]; 3] = [[10, 0, 1, 11], [10, 0, 2, 12], [10, 0, 3, 13]];
 
 fn from(port: u16, protocol: u8) -> FlowKey<4> {
-    FlowKey { src: CLIENT, dst: VIP, src_port: port, dst_port: 80, protocol, pad: [0; 3] }
+    tuple(protocol, (CLIENT, port), (VIP, 80))
 }
 
 fn edit(tables: &mut Memory, edit: impl Fn(&mut Service)) {
@@ -184,7 +184,7 @@ fn the_pods_node_takes_the_choice_and_answers_by_itself() {
     let sent = arrives(&mut tables, from(4000, TCP), SYN, PODS[1]);
     assert_eq!((sent.action, sent.address, sent.port), (Action::ToBackend, PODS[1], 8080));
     assert_eq!((sent.client, sent.client_port, sent.masquerade), (CLIENT, 4000, false));
-    let answer = FlowKey { src: PODS[1], dst: CLIENT, src_port: 8080, dst_port: 4000, protocol: TCP, pad: [0; 3] };
+    let answer = tuple(TCP, (PODS[1], 8080), (CLIENT, 4000));
     let back = tables.ask(answer, SYN | ACK, Hook::NODE_OUT);
     assert_eq!((back.action, back.address, back.port), (Action::ToClient, VIP, 80));
     assert_eq!(arrives(&mut tables, from(4000, TCP), ACK, PODS[1]).outcome, Outcome::Forwarded);

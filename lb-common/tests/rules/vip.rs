@@ -1,11 +1,11 @@
 //! Addresses of services at ports that no frontend has, over plain tables.
 
 use lb_common::abi::{
-    FlowKey, SCTP, ServiceKey, TCP, UDP, Vip, VipKey, frontend_kind, network_flags, seal, service_flags, vip_flags,
+    FlowKey, SCTP, ServiceKey, TCP, UDP, Vip, VipKey, frontend_kind, network_flags, service_flags, vip_flags,
 };
 use lb_common::decide::{Action, Hook, Packet, Work, echoes, foreign, is_vip};
 use lb_common::outcome::Outcome;
-use lb_common::plain::Memory;
+use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
@@ -18,7 +18,7 @@ const OURS: u32 = vip_flags::REFUSE_UNSERVED | vip_flags::ECHO;
 const EXTERNAL: u32 = vip_flags::ECHO;
 
 fn to(protocol: u8, port: u16) -> FlowKey<4> {
-    FlowKey { src: CLIENT, dst: VIP, src_port: 4000, dst_port: port, protocol, pad: [0; 3] }
+    tuple(protocol, (CLIENT, 4000), (VIP, port))
 }
 
 /// TCP port 80 is served at the address, which has these flags.
@@ -75,9 +75,9 @@ fn a_frontend_says_itself_what_becomes_of_a_client_that_it_does_not_serve() {
         [(0, Outcome::RefusedNoEndpoint), (service_flags::DROP_OUTSIDE_IF_EMPTY, Outcome::DroppedNoLocalEndpoint)]
     {
         let mut tables = vip(vip_flags::REFUSE_UNSERVED);
-        let service = tables.services.get_mut(&key).unwrap();
-        (service.kind, service.external_count, service.flags) = (frontend_kind::LOAD_BALANCER, 0, flags);
-        service.seal = seal(&key, service);
+        tables.edit(key, |service| {
+            (service.kind, service.external_count, service.flags) = (frontend_kind::LOAD_BALANCER, 0, flags)
+        });
         assert_eq!(tables.ask(outside, SYN, Hook::NODE_IN).outcome, outcome);
         assert_eq!(tables.ask(to(TCP, 80), SYN, Hook::POD_IN).action, Action::ToBackend);
     }

@@ -1,11 +1,12 @@
 //! Copies and comparisons by words.
 
 use lb_common::abi::FlowKey;
+use lb_common::plain::tuple;
 use lb_common::words::{copy, same};
 
 #[test]
 fn a_copy_is_whole_and_every_byte_is_compared() {
-    let from = FlowKey::<16> { src: [7; 16], dst: [9; 16], src_port: 1, dst_port: 2, protocol: 6, pad: [0; 3] };
+    let from = tuple(6, ([7; 16], 1), ([9; 16], 2));
     let mut into = FlowKey { src: [0; 16], dst: [0; 16], src_port: 0, dst_port: 0, protocol: 0, pad: [1; 3] };
     copy(&from, &mut into);
     assert_eq!(from, into);
