@@ -27,12 +27,15 @@ fn pairs(fixture: &Fixture) -> Vec<(SocketAddr, SocketAddr)> {
 
 #[test]
 fn tcp_on_the_same_port_of_a_client_outside() {
+    let options = NodeOptions { pod_checksums: Checksums::Complete, ..NodeOptions::default() };
+    let fixture = Fixture::new("directo", Pods::Routed, 1, options);
+    let outside = fixture.topology.outside("out", &fixture.node).unwrap();
+    set_checksums(outside.namespace(), "eth0", Checksums::Complete).unwrap();
+    let mut agent = fixture.agent(&Manifest::of([fixture.web()]), &["--xdp-mode", "native"]);
     for xdp in ["native", "off"] {
-        let options = NodeOptions { pod_checksums: Checksums::Complete, ..NodeOptions::default() };
-        let fixture = Fixture::new("directo", Pods::Routed, 1, options);
-        let outside = fixture.topology.outside("out", &fixture.node).unwrap();
-        set_checksums(outside.namespace(), "eth0", Checksums::Complete).unwrap();
-        let _agent = fixture.agent(&Manifest::of([fixture.web()]), &["--xdp-mode", xdp]);
+        if xdp == "off" {
+            agent.restart_with(&fixture.node, &["--xdp-mode", xdp]).unwrap();
+        }
         for (index, (service, direct)) in (0_u16..).zip(pairs(&fixture)) {
             // Its direct requests pass no link of its own: only the remaining packets can be distinguished, and must be.
             for round in 0..20 {
