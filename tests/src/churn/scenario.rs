@@ -147,9 +147,15 @@ impl Scenario {
 
     /// Changes, pauses, and deaths of the agent, all at random, for so long. However slow the machine is, the agent dies every few seconds.
     pub fn churn(&mut self, duration: Duration) -> Result<()> {
+        self.churn_until(duration, |_| true)
+    }
+
+    /// The same until enough has happened, and at least for so long.
+    pub fn churn_until(&mut self, duration: Duration, is_enough: impl Fn(&Self) -> bool) -> Result<()> {
         let start = Instant::now();
         let (mut dies, mut rises) = self.next_death(Duration::ZERO);
-        while start.elapsed() < duration {
+        while start.elapsed() < duration || !is_enough(self) {
+            ensure!(start.elapsed() < duration + FOLLOW_LIMIT, "too little happened within {:?}", start.elapsed());
             self.change()?;
             self.look_at_agent();
             if start.elapsed() >= dies && self.agent.alive() {
@@ -272,6 +278,12 @@ impl Scenario {
         let expected = self.pods.iter().filter(|pod| pod.is_some()).count();
         let Ok(states) = self.agent.states() else { return false };
         states.iter().filter(|(service, _, state)| service == NAME && state == "active").count() == expected
+    }
+
+    /// How often the agent was killed, connections of the holders that were told of their end, and connections that the load has made: so far.
+    pub fn so_far(&self) -> (u64, u64, u64) {
+        let told = self.holders.as_ref().map_or(0, |holders| holders.held().told);
+        (self.kills, told, self.load.as_ref().map_or(0, |load| load.counts().0))
     }
 
     /// Changes so far.

@@ -19,23 +19,20 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Of the client's own network of 24 or 56 bits, and of another one.
 const NEIGHBOURS: [[&str; 2]; 2] = [["198.51.100.77", "2001:db8:100:1::77"], ["198.51.101.7", "2001:db8:100:100::7"]];
 
-/// From how many of so many new sockets a question was answered.
-fn answered(netns: &NetNs, from: IpAddr, to: SocketAddr) -> usize {
+/// From how many of so many new sockets a question was answered. All others were dropped by the limit.
+fn answered(beyond: &ExternalClient, netns: &NetNs, from: IpAddr, to: SocketAddr) -> usize {
+    let before = beyond.counters();
     let sockets: Vec<UdpSocket> = (0..ASKED).map(|_| netns.run(|| UdpSocket::bind((from, 0))).unwrap()).collect();
     for socket in &sockets {
         socket.set_nonblocking(true).unwrap();
         socket.send_to(b"hello\n", to).unwrap();
     }
-    let (mut waiting, mut last) = (sockets, Instant::now());
-    // Who is answered, is answered soon after the others.
-    while last.elapsed() < Duration::from_secs(2) {
-        let before = waiting.len();
+    let mut waiting = sockets;
+    eventually("each question is answered or dropped", LIMIT, || {
+        let dropped = beyond.counters().since(&before, Outcome::DroppedRateLimit);
         waiting.retain(|socket| socket.recv(&mut [0; 256]).is_err());
-        if waiting.len() != before {
-            last = Instant::now();
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        (dropped == waiting.len() as u64).then_some(())
+    });
     ASKED - waiting.len()
 }
 
@@ -63,7 +60,7 @@ fn limited(subject: &str, mode: &str) {
         };
         eventually("somebody is answered", LIMIT, warm);
         let (before, start) = (beyond.counters(), Instant::now());
-        let same = answered(netns, own, to) + answered(netns, neighbour, to);
+        let same = answered(&beyond, netns, own, to) + answered(&beyond, netns, neighbour, to);
         let most = BURST + RATE * (start.elapsed().as_secs() + 2);
         let line = beyond.counters().line_since(&before);
         println!("{subject}, {to}: {same} of {} of one network, at most {most}; {line}", 2 * ASKED);
@@ -75,7 +72,7 @@ fn limited(subject: &str, mode: &str) {
             "what was not answered was dropped by the limit: {line}"
         );
         // Another network has a bucket of its own, TCP another one than UDP.
-        assert!(answered(netns, other, to) > 0, "another network");
+        assert!(answered(&beyond, netns, other, to) > 0, "another network");
         let mut stream = Stream::connect(netns, beyond.frontends(external_client::HTTP)[at]).unwrap();
         stream.ask("hello").unwrap();
         for _ in 0..3 * BURST {
@@ -86,8 +83,7 @@ fn limited(subject: &str, mode: &str) {
     let inside = external_client::service(&beyond.backend, &beyond.nodes[1]).frontends(Protocol::Udp);
     for to in inside.into_iter().filter(|to| to.port() == 53) {
         let pod = client.addresses().like(to.ip());
-        let asks = || (answered(client.netns(), pod, to) == ASKED).then_some(());
-        eventually("a pod has no limit", LIMIT, asks);
+        assert_eq!(answered(&beyond, client.netns(), pod, to), ASKED, "a pod has no limit");
     }
 }
 
