@@ -48,18 +48,18 @@ fn pods_and_host_processes_reach_every_kind() {
     let fixture = Fixture::new("kinds", Pods::Routed, 2, NodeOptions::default());
     let both = External { external_ips: external(), load_balancer_ips: load_balancer(), ..External::default() };
     let manifest = Manifest::of([fixture.web().with(both)]);
-    let _agent = fixture.agent(&manifest, &["--external-ips", "on"]);
+    let mut agent = fixture.agent(&manifest, &["--external-ips", "on"]);
     for from in [fixture.client.netns(), fixture.node.netns()] {
         reaches(from, &load_balancer());
         reaches(from, &external());
     }
+    agent.restart_with(&fixture.node, &[]).unwrap();
+    external_ips_are_not_served_unless_asked_for(&fixture);
+    clients_outside_the_source_ranges_are_dropped_and_counted(&fixture, &mut agent);
+    a_service_without_endpoints_is_refused_at_every_kind(&fixture, &agent);
 }
 
-#[test]
-fn external_ips_are_not_served_unless_asked_for() {
-    let fixture = Fixture::new("noexternal", Pods::Routed, 1, NodeOptions::default());
-    let both = External { external_ips: external(), load_balancer_ips: load_balancer(), ..External::default() };
-    let _agent = fixture.agent(&Manifest::of([fixture.web().with(both)]), &[]);
+fn external_ips_are_not_served_unless_asked_for(fixture: &Fixture) {
     for from in [fixture.client.netns(), fixture.node.netns()] {
         reaches(from, &load_balancer());
         for address in external() {
@@ -69,11 +69,9 @@ fn external_ips_are_not_served_unless_asked_for() {
     }
 }
 
-#[test]
-fn a_service_without_endpoints_is_refused_at_every_kind() {
-    let fixture = Fixture::new("kindsempty", Pods::Routed, 0, NodeOptions::default());
+fn a_service_without_endpoints_is_refused_at_every_kind(fixture: &Fixture, agent: &Agent) {
     let ingress = External { load_balancer_ips: load_balancer(), ..External::default() };
-    let _agent = fixture.agent(&Manifest::of([fixture.web().with(ingress)]), &[]);
+    agent.apply(&Manifest::of([fixture.web_of(vec![]).with(ingress)])).unwrap();
     for to in load_balancer().into_iter().map(|address| SocketAddr::new(address, HTTP)) {
         for from in [fixture.client.netns(), fixture.node.netns()] {
             let error = Stream::connect(from, to).expect_err("nobody serves");
@@ -104,26 +102,25 @@ fn is_dropped(agent: &Agent, from: &NetNs, to: SocketAddr) -> bool {
     }
 }
 
-#[test]
-fn clients_outside_the_source_ranges_are_dropped_and_counted() {
-    let fixture = Fixture::new("kindsranges", Pods::Routed, 2, NodeOptions::default());
+fn clients_outside_the_source_ranges_are_dropped_and_counted(fixture: &Fixture, agent: &mut Agent) {
     let unadmitted = fixture.pod("other");
     let guarded = |source_ranges| {
         let external = External { load_balancer_ips: load_balancer(), source_ranges, ..External::default() };
         Manifest::of([fixture.web().with(external)])
     };
-    let agent = fixture.agent(&guarded(only(fixture.client.addresses())), &[]);
+    agent.write(&guarded(only(fixture.client.addresses()))).unwrap();
+    agent.restart().unwrap();
     // A pod whose link has no programs yet would be dropped as well, but not counted.
     reaches(unadmitted.netns(), &fixture.web().cluster_ips.both());
     let ingress: Vec<SocketAddr> = load_balancer().into_iter().map(|ip| SocketAddr::new(ip, HTTP)).collect();
     reaches(fixture.client.netns(), &load_balancer());
     for &to in &ingress {
-        assert!(is_dropped(&agent, unadmitted.netns(), to), "{to}: a client that is not admitted got through");
+        assert!(is_dropped(agent, unadmitted.netns(), to), "{to}: a client that is not admitted got through");
         // The node's own address is in no range.
-        let before = dropped(&agent);
+        let before = dropped(agent);
         let error = Stream::connect(fixture.node.netns(), to).expect_err("the node got through");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
-        assert_eq!(dropped(&agent), before + 1);
+        assert_eq!(dropped(agent), before + 1);
     }
 
     // Established connections outlive the range that admitted them; new ones find it gone.
@@ -131,7 +128,7 @@ fn clients_outside_the_source_ranges_are_dropped_and_counted() {
         ingress.iter().map(|to| Stream::connect(fixture.client.netns(), *to).unwrap()).collect();
     agent.write(&guarded(only(unadmitted.addresses()))).unwrap();
     for (to, held) in ingress.iter().zip(&mut held) {
-        eventually("the range is gone", SOON, || is_dropped(&agent, fixture.client.netns(), *to).then_some(()));
+        eventually("the range is gone", SOON, || is_dropped(agent, fixture.client.netns(), *to).then_some(()));
         held.ask("still").unwrap();
     }
     reaches(unadmitted.netns(), &load_balancer());

@@ -40,35 +40,48 @@ fn by_port(from: &NetNs, to: SocketAddr, ports: std::ops::Range<u16>) -> BTreeMa
 }
 
 #[test]
-fn each_scheduler_spreads_connections_as_it_says() {
-    let fixture = Fixture::new("spread", Pods::Routed, 3, NodeOptions::default());
+fn schedulers_are_chosen_by_annotation_and_by_flag() {
+    let fixture = Fixture::new("spread", Pods::Routed, 4, NodeOptions::default());
+    let mut agent = fixture.agent(&Manifest::default(), &[]);
+    each_scheduler_spreads_connections_as_it_says(&fixture, &agent);
+    a_change_of_scheduler_breaks_no_connection(&fixture, &agent);
+    agent.restart_with(&fixture.node, &["--scheduler", "maglev"]).unwrap();
+    maglev_keeps_tuples_where_they_were_when_others_come_and_go(&fixture, &agent);
+    agent.restart_with(&fixture.node, &["--scheduler", "round-robin"]).unwrap();
+    a_bad_annotation_is_told_and_everything_else_holds(&fixture, &agent);
+}
+
+/// The service `web` with the first endpoints.
+fn web_of(fixture: &Fixture, endpoints: usize) -> Service {
+    fixture.web_of(fixture.endpoints()[..endpoints].to_vec())
+}
+
+fn each_scheduler_spreads_connections_as_it_says(fixture: &Fixture, agent: &Agent) {
     let heavy = fixture.backends[0].addresses();
-    let service = fixture.web().annotated("weights", &format!("{}=4, {}=4", heavy.v4, heavy.v6));
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let service = web_of(fixture, 3).annotated("weights", &format!("{}=4, {}=4", heavy.v4, heavy.v6));
+    agent.apply(&Manifest::of([service.clone()])).unwrap();
     let client = fixture.client.netns();
     // A retransmission in a moment of load may take a turn of its own.
     let near = |count: usize, expected: usize| count.abs_diff(expected) <= 3;
     for to in service.frontends(Protocol::Tcp) {
-        schedule(&agent, &service, "round-robin");
+        schedule(agent, &service, "round-robin");
         for netns in [client, fixture.node.netns()] {
             let counts = spread(netns, to, 30);
             assert!(counts.len() == 3 && counts.values().all(|count| near(*count, 10)), "{to}: {counts:?}");
         }
-        schedule(&agent, &service, "weighted");
+        schedule(agent, &service, "weighted");
         let counts = spread(client, to, 60);
         assert!(near(counts["b0"], 40) && near(counts["b1"], 10) && near(counts["b2"], 10), "{to}: {counts:?}");
-        schedule(&agent, &service, "source-hash");
+        schedule(agent, &service, "source-hash");
         assert_eq!(spread(client, to, 20).len(), 1, "{to}");
-        schedule(&agent, &service, "random");
+        schedule(agent, &service, "random");
         assert_eq!(spread(client, to, 60).len(), 3, "{to}");
     }
 }
 
-#[test]
-fn maglev_keeps_tuples_where_they_were_when_others_come_and_go() {
-    let fixture = Fixture::new("maglev", Pods::Routed, 4, NodeOptions::default());
+fn maglev_keeps_tuples_where_they_were_when_others_come_and_go(fixture: &Fixture, agent: &Agent) {
     let service = fixture.web();
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--scheduler", "maglev"]);
+    agent.apply(&Manifest::of([service.clone()])).unwrap();
     let to = service.frontends(Protocol::Tcp)[0];
     let client = fixture.client.netns();
     // Below the ports that the kernel gives to others.
@@ -87,11 +100,9 @@ fn maglev_keeps_tuples_where_they_were_when_others_come_and_go() {
     assert_eq!(before, by_port(client, to, ports), "as if it had never been away");
 }
 
-#[test]
-fn a_change_of_scheduler_breaks_no_connection() {
-    let fixture = Fixture::new("change", Pods::Routed, 3, NodeOptions::default());
-    let service = fixture.web();
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+fn a_change_of_scheduler_breaks_no_connection(fixture: &Fixture, agent: &Agent) {
+    let service = web_of(fixture, 3);
+    agent.apply(&Manifest::of([service.clone()])).unwrap();
     let mut streams = Vec::new();
     for to in service.frontends(Protocol::Tcp) {
         for netns in [fixture.client.netns(), fixture.node.netns()] {
@@ -112,7 +123,7 @@ fn a_change_of_scheduler_breaks_no_connection() {
         })
         .collect();
     for scheduler in ["maglev", "weighted", "least-connections", "source-hash", "round-robin", "maglev", "random"] {
-        schedule(&agent, &service, scheduler);
+        schedule(agent, &service, scheduler);
         for (stream, server) in &mut streams {
             assert_eq!(&stream.ask(scheduler).unwrap().server, server, "{scheduler}");
         }
@@ -126,12 +137,10 @@ fn a_change_of_scheduler_breaks_no_connection() {
     }
 }
 
-#[test]
-fn a_bad_annotation_is_told_and_everything_else_holds() {
-    let fixture = Fixture::new("bad", Pods::Routed, 2, NodeOptions::default());
+fn a_bad_annotation_is_told_and_everything_else_holds(fixture: &Fixture, agent: &Agent) {
     let service =
-        fixture.web().annotated("scheduler", "fastest").annotated("drain-period", "2s").annotated("retyr", "on");
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--scheduler", "round-robin"]);
+        web_of(fixture, 2).annotated("scheduler", "fastest").annotated("drain-period", "2s").annotated("retyr", "on");
+    agent.apply(&Manifest::of([service.clone()])).unwrap();
     let status = agent.json(&["status"]).unwrap().to_string();
     for refused in ["ballast.dev/scheduler", "ballast.dev/retyr"] {
         assert!(status.contains(refused), "{refused}: {status}");
