@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{Bulk, Churned, Scenario, ScenarioSettings};
 
-/// So many changes are made before the agent is waited for.
+/// So many changes are made before the agent is waited for, or a tenth of all.
 const BATCH: u64 = 500;
 /// Services that nobody uses, whose backends change.
 const SERVICES: u8 = 20;
@@ -78,7 +78,7 @@ pub fn soak(changes: u64, seed: u64, mut tell: impl FnMut(&Sample)) -> Result<So
     let mut batch = 0;
     while total(&scenario, &bulk) < changes {
         batch += 1;
-        for _ in 0..BATCH.min(changes) {
+        for _ in 0..BATCH.min(changes.div_ceil(10)) {
             bulk.change(&scenario.api);
         }
         for _ in 0..CHANGES_IN_USE {

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use lb_tests::agent::Manifest;
-use lb_tests::routed::{Cell, Contrast, DIFFERENCES, KubeProxies, Network, Unserved, wrong_at_unserved};
+use lb_tests::routed::{Contrast, DIFFERENCES, KubeProxies, Network, Unserved, wrong_at_unserved};
 use lb_tests::topology::{SERVICE_NET4, SERVICE_NET6};
+
+use crate::north_south::chosen;
 
 #[test]
 fn kube_proxy_differs_as_the_manual_says() {
@@ -12,7 +14,7 @@ fn kube_proxy_differs_as_the_manual_says() {
     let manifest = Manifest::of(network.services());
     let nodes: Vec<_> = network.nodes.iter().collect();
     let kube_proxies = KubeProxies::start(&network.topology, &nodes, &manifest).unwrap();
-    let cells = Cell::all();
+    let cells = chosen();
     let all = Contrast::run(&network, &cells);
     let unserved = wrong_at_unserved(&network, Unserved::with_kube_proxy).unwrap();
     kube_proxies.check().unwrap();

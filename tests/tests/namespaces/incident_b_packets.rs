@@ -22,7 +22,9 @@ const BACKENDS: u8 = 77;
 const GONE: u8 = 12;
 /// What clients in pods do: no port twice, all of them below those that the kernel chooses.
 const IN_PODS: Clients =
-    Clients { connections: 1000, at_a_time: 100, patience: Duration::from_secs(5), first_port: None };
+    Clients { connections: 400, at_a_time: 100, patience: Duration::from_secs(5), first_port: None };
+/// Their number in the long form.
+const MANY: u16 = 1_000;
 /// First ports of the rounds.
 const FIRST_PORTS: [u16; 3] = [20_000, 21_000, 22_000];
 /// Host processes: the socket hook translates their connects, and sees none of their packets, so those that meet a dead backend fail.
@@ -142,7 +144,8 @@ fn with_api_and_agent_dead_no_connection_fails_because_twelve_backends_go() -> R
     drop(kube_proxy);
     let mut failed = Vec::new();
     for (failure, first_port) in Failure::ALL.into_iter().zip(FIRST_PORTS) {
-        let in_pods = Clients { first_port: Some(first_port), ..IN_PODS };
+        let connections = lb_seed::short_or_long(IN_PODS.connections, MANY);
+        let in_pods = Clients { connections, first_port: Some(first_port), ..IN_PODS };
         pool.vanish(&fixture.node, 0..GONE, failure)?;
         contrast.pool.vanish(&contrast.node, 0..GONE, failure)?;
         let before = Counters::read(fixture.node.bpffs())?;
