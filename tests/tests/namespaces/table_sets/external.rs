@@ -8,7 +8,9 @@ use super::settle;
 use super::traffic::{Amount, Frontends, Traffic};
 
 /// Ended connections keep their SNAT ports for a minute: no more new ones than there are ports.
-const AMOUNT: Amount = Amount { held: 400, new: 60 };
+fn amount() -> Amount {
+    Amount { held: lb_seed::short_or_long(80, 400), new: 60 }
+}
 const SIZES: [&str; 2] = ["--map-sizes=flows4=65536,flows6=65536", "--map-sizes=flows4=16384,flows6=16384,slots=65536"];
 
 fn switch_under(subject: &str, flags: [&str; 2]) {
@@ -17,9 +19,9 @@ fn switch_under(subject: &str, flags: [&str; 2]) {
     let mut before = settle(&root, "the first start");
     let places = [scene.client.netns().clone(), scene.client.netns().clone()];
     let frontends = Frontends { tcp: scene.frontends(HTTP).to_vec(), udp: scene.frontends(DNS).to_vec() };
-    let traffic = Traffic::start(&places, &frontends, AMOUNT);
+    let traffic = Traffic::start(&places, &frontends, amount());
     traffic.check("before");
-    for sizes in [SIZES[1], SIZES[0], SIZES[1], SIZES[0]] {
+    for sizes in [SIZES[1], SIZES[0]].into_iter().cycle().take(lb_seed::short_or_long(2, 4)) {
         scene.agent.kill();
         let all = [&["--external-ips", "on"], &flags[..], &[sizes]].concat();
         let next = Agent::prepare(&scene.nodes[0], &all).unwrap();

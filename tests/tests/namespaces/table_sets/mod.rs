@@ -1,6 +1,6 @@
 //! Tables of other sizes or of another layout follow those that serve, while connections are held and made. None is lost, refused or moved.
 //!
-//! `BALLAST_STEPS=all` kills it at every step, and has 1,000 connections held and 2,000 made in a second. `BALLAST_STEPS=2/4` does so at the second
+//! The long form kills it at every kind of step, and has 1,000 connections held and 2,000 made in a second. `BALLAST_STEPS=2/4` then takes the second
 //! quarter of the steps.
 
 mod external;
@@ -22,21 +22,18 @@ use traffic::{Amount, Frontends, Traffic};
 
 /// As many clients as the machine of every test bears, or as many as are asked for.
 fn amount() -> Amount {
-    if is_long() { Amount { held: 1_000, new: 2_000 } } else { Amount { held: 160, new: 400 } }
+    lb_seed::short_or_long(Amount { held: 80, new: 100 }, Amount { held: 1_000, new: 2_000 })
 }
 
 fn is_long() -> bool {
-    part().is_some()
+    lb_seed::short_or_long(false, true)
 }
 
-/// Of the long form: which part of how many parts of the steps. `None`: the short form.
-fn part() -> Option<(usize, usize)> {
-    let steps = std::env::var("BALLAST_STEPS").ok()?;
-    if steps == "all" {
-        return Some((1, 1));
-    }
-    let (part, parts) = steps.split_once('/')?;
-    Some((part.parse().ok()?, parts.parse().ok()?))
+/// Of the long form: which part of how many parts of the steps.
+fn part() -> (usize, usize) {
+    let Ok(steps) = std::env::var("BALLAST_STEPS") else { return (1, 1) };
+    let parts = steps.split_once('/').and_then(|(part, parts)| Some((part.parse().ok()?, parts.parse().ok()?)));
+    parts.unwrap_or_else(|| panic!("BALLAST_STEPS={steps}: it is a part, as 2/4"))
 }
 
 /// An agent that asks for its own tables.
