@@ -29,7 +29,7 @@ impl Live {
     /// What the programs were loaded with, as far as the tables show, for packets of the family whose addresses have `N` bytes. SNAT ports: the
     /// default range, unless they are known otherwise.
     pub fn settings<const N: usize>(&self, now_ns: u64, ports: SourcePorts) -> DecisionContext {
-        let noted = self.maps.first::<map::DecisionContext>().unwrap_or_default();
+        let noted = self.maps.first::<map::Settings>().unwrap_or_default();
         DecisionContext {
             now_ns,
             // Any number: what it decides over is shown as chance.
