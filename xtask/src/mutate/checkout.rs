@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::table::{self, Edit};
-use crate::workspace::Workspace;
 
 /// `fuzz` holds bodies and corpus of tests of lb-common, `tests/seed` is a crate that they need.
 const FOLDERS: [&str; 4] = ["lb-ebpf", "lb-common", "fuzz", "tests/seed"];
@@ -22,13 +21,8 @@ pub struct Checkout {
 }
 
 impl Checkout {
-    /// Makes the copy, or brings it back to what the checkout holds. Equal files keep their times, so that cargo builds no more than a
-    /// mutation changes.
-    pub fn restore(workspace: &Workspace) -> Result<Self> {
-        Self::restore_to(&workspace.root, workspace.target().join("mutations/checkout"))
-    }
-
-    /// [`Self::restore`] into the folder `copy`.
+    /// Makes the copy in the folder `copy`, or brings it back to what the checkout holds. Equal files keep their times, so that cargo builds no more
+    /// than a mutation changes.
     pub fn restore_to(root: &Path, copy: PathBuf) -> Result<Self> {
         for folder in FOLDERS {
             restore_folder(&root.join(folder), &copy.join(folder))?;
