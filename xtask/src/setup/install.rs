@@ -15,13 +15,15 @@ use crate::process::{run_logged, say};
 use crate::toolchain::{DEBIAN_LLVM, Toolchain, clean_cargo_env};
 use crate::workspace::{Workspace, which};
 
-/// How crates' programs are built. They run for seconds: what the compiler would take to make them fast is far more than that.
-const CARGO_PROFILE: [(&str, &str); 4] = [
-    ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"),
-    ("CARGO_PROFILE_RELEASE_LTO", "off"),
-    ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
-    ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
-];
+/// How crates' programs are built. They run for seconds: what the compiler would take to make them fast is more than that.
+fn cargo_profile(level: &str) -> [(&str, &str); 4] {
+    [
+        ("CARGO_PROFILE_RELEASE_OPT_LEVEL", level),
+        ("CARGO_PROFILE_RELEASE_LTO", "off"),
+        ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
+        ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
+    ]
+}
 
 /// The version of a tool that this checkout asks for; `None` for what a package manager looks after.
 pub fn version(workspace: &Workspace, toolchain: Toolchain, need: &Need) -> Result<Option<Version>> {
@@ -29,9 +31,11 @@ pub fn version(workspace: &Workspace, toolchain: Toolchain, need: &Need) -> Resu
         Install::Apt(_) => return Ok(None),
         Install::BpfLinker { version } => {
             let (prefix, feature) = llvm(toolchain)?;
-            ((*version).to_owned(), format!("{} {feature} {CARGO_PROFILE:?}", prefix.display()))
+            ((*version).to_owned(), format!("{} {feature} {:?}", prefix.display(), cargo_profile("1")))
         }
-        Install::Crate { version, features } => ((*version).to_owned(), format!("{CARGO_PROFILE:?} {features:?}")),
+        Install::Crate { version, features, level } => {
+            ((*version).to_owned(), format!("{:?} {features:?}", cargo_profile(level)))
+        }
         Install::Go(program) => (go_version(workspace, program)?, go_recipe(workspace, program)?),
         Install::Unpacked { package, oldest, otherwise, .. } => {
             let recipe = format!("{package} {oldest:?} {} {}", debian::can_unpack(), go_recipe(workspace, otherwise)?);
@@ -59,12 +63,12 @@ pub fn install(workspace: &Workspace, toolchain: Toolchain, need: &Need, version
         Install::BpfLinker { version } => {
             let (prefix, feature) = llvm(toolchain)?;
             let more = ["--no-default-features", "--features", feature];
-            run(&cargo_install(folder, need.name, version, &more).env("LLVM_PREFIX", prefix))?;
+            run(&cargo_install(folder, need.name, version, &more, "1").env("LLVM_PREFIX", prefix))?;
             out_of_bin(folder, need.name)
         }
-        Install::Crate { version, features } => {
+        Install::Crate { version, features, level } => {
             let more: &[&str] = if *features == Features::None { &["--no-default-features"] } else { &[] };
-            run(&cargo_install(folder, need.name, version, more))?;
+            run(&cargo_install(folder, need.name, version, more, level))?;
             out_of_bin(folder, need.name)
         }
         Install::Go(program) => run(&go_build(workspace, program, &folder.join(need.name))?),
@@ -80,7 +84,7 @@ pub fn install(workspace: &Workspace, toolchain: Toolchain, need: &Need, version
     })
 }
 
-fn cargo_install(root: &Path, name: &str, version: &str, more: &[&str]) -> Expression {
+fn cargo_install(root: &Path, name: &str, version: &str, more: &[&str], level: &str) -> Expression {
     let mut arguments: Vec<OsString> = ["cargo", "install", "--locked", name, "--version", version]
         .into_iter()
         .chain(more.iter().copied())
@@ -88,7 +92,8 @@ fn cargo_install(root: &Path, name: &str, version: &str, more: &[&str]) -> Expre
         .collect();
     arguments.extend(["--no-track".into(), "--root".into(), root.as_os_str().to_owned()]);
     // Outside the checkout, so that its own target folder and configuration have no part in it; `nice`, as tests may run meanwhile.
-    let command = CARGO_PROFILE.iter().fold(cmd("nice", arguments), |command, (name, value)| command.env(name, value));
+    let command =
+        cargo_profile(level).iter().fold(cmd("nice", arguments), |command, (name, value)| command.env(name, value));
     clean_cargo_env(command.dir("/").env_remove("CARGO_TARGET_DIR"))
 }
 

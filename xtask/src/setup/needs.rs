@@ -23,8 +23,8 @@ pub enum Install {
     Apt(&'static [&'static str]),
     /// The linker for BPF, built against the toolchain's LLVM. One in `PATH` serves as well.
     BpfLinker { version: &'static str },
-    /// A crate's program. One in `PATH` serves as well.
-    Crate { version: &'static str, features: Features },
+    /// A crate's program, compiled with this level of optimisation. One in `PATH` serves as well.
+    Crate { version: &'static str, features: Features, level: &'static str },
     /// A program of the Go tools module.
     Go(GoProgram),
     /// A program in a package of Debian, of this version or a later one. It is unpacked and not installed: its daemon
@@ -66,8 +66,8 @@ pub const CARGO_DENY: Need = Need {
     name: "cargo-deny",
     why: "checks licences, sources and duplicates of the crates",
     level: Level::Test,
-    install: Install::Crate { version: "0.20.2", features: Features::Default },
-    seconds: 120,
+    install: Install::Crate { version: "0.20.2", features: Features::Default, level: "0" },
+    seconds: 60,
 };
 
 /// What makes mutants of our crates: built while the tests run already.
@@ -75,7 +75,7 @@ pub const CARGO_MUTANTS: Need = Need {
     name: "cargo-mutants",
     why: "changes the code in ways that a test must notice",
     level: Level::Test,
-    install: Install::Crate { version: "27.1.0", features: Features::Default },
+    install: Install::Crate { version: "27.1.0", features: Features::Default, level: "1" },
     seconds: 60,
 };
 
@@ -84,7 +84,7 @@ pub const MDBOOK: Need = Need {
     name: "mdbook",
     why: "builds the book of docs/",
     level: Level::Test,
-    install: Install::Crate { version: "0.5.4", features: Features::None },
+    install: Install::Crate { version: "0.5.4", features: Features::None, level: "0" },
     seconds: 60,
 };
 

@@ -126,11 +126,9 @@ pub fn run(workspace: &Workspace, args: &TestArgs) -> Result<()> {
         outcomes: Mutex::default(),
     };
     run.report(&[])?;
-    setup_and_build(
-        workspace,
-        rungs.iter().map(Rung::level).max().unwrap_or(Level::Run),
-        &[Build::Programs, Build::Agent],
-    )?;
+    if let Some(level) = rungs.iter().filter_map(Rung::level).max() {
+        setup_and_build(workspace, level, &[Build::Programs, Build::Agent])?;
+    }
     let is_needed = |binary: &&str| rungs.iter().any(|rung| rung.binaries().contains(binary));
     let binaries: Vec<&str> = BINARIES.into_iter().filter(is_needed).collect();
     keep(workspace, "built", &run.id, &Built::build(workspace, &binaries)?)?;

@@ -17,6 +17,8 @@ const TABLE: &str = include_str!("ladder.toml");
 /// Rungs that are no module of a test binary; see `work`.
 const STEPS: [&str; 11] =
     ["format", "lint", "unit", "harness", "kernels", "arm64", "fuzz", "demo", "mutations", "deny", "book"];
+/// Steps that only read the checkout.
+const READING: [&str; 3] = ["format", "deny", "book"];
 /// The steps that need root.
 const OF_ROOT: [&str; 3] = ["kernels", "demo", "mutations"];
 
@@ -77,13 +79,14 @@ impl Rung {
         }
     }
 
-    /// What must be installed for it.
-    pub fn level(&self) -> Level {
+    /// What must be installed for it, beside the programs and the agent. `None`: it needs neither.
+    pub fn level(&self) -> Option<Level> {
         match &self.module {
-            Some(module) if module.binary == "cluster" => Level::Test,
-            None if self.name == "kernels" => Level::Guests,
-            None if self.name == "mutations" => Level::Test,
-            _ => Level::Run,
+            Some(module) if module.binary == "cluster" => Some(Level::Test),
+            None if self.name == "kernels" => Some(Level::Guests),
+            None if self.name == "mutations" => Some(Level::Test),
+            None if READING.contains(&&*self.name) => None,
+            _ => Some(Level::Run),
         }
     }
 }
