@@ -1,6 +1,7 @@
 //! The decision's tables as plain hash maps, for tests and fuzzers: the third home of the same code.
 
 mod ask;
+pub mod script;
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -22,6 +23,7 @@ pub use ask::{End, active, frontend, reply, tuple, what};
 pub const ISN: u32 = 1_000;
 
 /// Tables for one family, a clock that moves only when a test asks, and a fixed sequence of random numbers.
+#[derive(Clone, Debug)]
 pub struct Memory<const N: usize = 4> {
     /// Frontends.
     pub services: HashMap<ServiceKey<N>, Service>,

@@ -4,7 +4,7 @@ use lb_common::abi::{Flow, FlowKey, ServiceKey, TCP, UDP, flow_flags, flow_state
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
-use lb_common::plain::{ISN, Memory, tuple};
+use lb_common::plain::{ISN, Memory, reply, tuple};
 use lb_common::state::tcp_flag::{ACK, SYN};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
@@ -13,11 +13,6 @@ const BACKENDS: [[u8; 4]; 2] = [[10, 0, 1, 11], [10, 0, 1, 12]];
 
 fn request(protocol: u8) -> FlowKey<4> {
     tuple(protocol, (CLIENT, 40_000), (VIP, 80))
-}
-
-/// Of the backend that the verdict has chosen.
-fn reply(protocol: u8, sent: &Verdict<4>) -> FlowKey<4> {
-    reply(protocol, sent)
 }
 
 /// A flow's first packet.

@@ -1,6 +1,6 @@
 //! Node ports as sockets of the node meet them: served to every process that asks by a socket call, to no packet.
 
-use lb_common::abi::{FlowKey, Service, ServiceKey, TCP, UDP, frontend_kind, seal};
+use lb_common::abi::{FlowKey, Service, ServiceKey, TCP, UDP, frontend_kind};
 use lb_common::decide::{Action, Asker, Hook, Now, Pick, Picked, Wish, is_this_node, loopback, node_port, pick};
 use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::SYN;

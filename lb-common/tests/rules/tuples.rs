@@ -5,7 +5,7 @@ use lb_common::abi::{ServiceKey, TCP, UDP, network_flags};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
-use lb_common::plain::{ISN, reply};
+use lb_common::plain::ISN;
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 #[test]

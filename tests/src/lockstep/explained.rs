@@ -8,7 +8,7 @@ use lb_common::decide::{Action, Packet, Verdict};
 use lb_common::state::SourcePorts;
 use lb_userspace::explain::{self, DecisionContext, Explanation, Live, Question, Reported, Seat, Seen, Stored};
 
-use super::{HostSide, Lockstep, Maps, bits, demanded, frame, goes_whole};
+use super::{HostSide, Lockstep, Maps, bits, demanded, goes_whole, tuple};
 use crate::test_run::{Hook, LoadedPrograms, Ran};
 
 /// The pinned maps, opened for reading alone.
@@ -103,7 +103,7 @@ where
     /// What `ballast explain` says of the packet; `None`: it is not asked. XDP leaves some steps to tc, and explain is about tc.
     pub(super) fn explain(&self, lockstep: &Lockstep, hook: Hook, packet: Packet<N>) -> Result<Option<Foretold<N>>> {
         let Some(explained) = lockstep.explained.as_ref().filter(|_| hook != Hook::Xdp) else { return Ok(None) };
-        let memory = &self.memory;
+        let memory = &self.scene.tables;
         let settings = DecisionContext {
             now_ns: memory.now_ns,
             seed: memory.seed,
@@ -155,7 +155,7 @@ pub fn compare<const N: usize>(hook: Hook, packet: &Packet<N>, foretold: &Foreto
     let (verdict, key) = demanded(hook, packet, foretold);
     ensure!(ran.verdict == verdict, "the program says {}, explain {foretold:?}", ran.verdict);
     if let Some(key) = key {
-        let came = frame::key(&ran.bytes);
+        let came = tuple(&ran.bytes);
         ensure!(came == Some(key), "out came {came:?}, explain says {key:?}");
     }
     Ok(())

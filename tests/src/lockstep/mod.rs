@@ -1,13 +1,10 @@
 //! Runs the programs and the host's decision in lockstep. Both get the same packets, tables, clock and random numbers; verdicts,
-//! counters and tables must be equal.
+//! counters and tables must be equal. Packets and tables are those of a script ([`lb_common::plain::script`]).
 //!
 //! The programs are an edited copy that reads time and random numbers from a variable (`tests/mutations/driven`).
 
 mod explained;
-pub mod frame;
 mod maps;
-mod packets;
-mod tables;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,45 +12,58 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
-use lb_common::abi::{Bucket, BucketKey, FlowKey, map_name};
+use lb_common::abi::{Bucket, BucketKey, FlowKey, SCTP, map_name};
 use lb_common::client_shares::Counters;
 use lb_common::decide::{
     Action, Hook as Bits, Packet, Step, Verdict, Work, allocate, begin, complete, decide, established, open, select,
 };
 use lb_common::outcome::Outcome;
 use lb_common::plain::Memory;
+use lb_common::plain::script::{Next, Scene, Script};
 
 pub use explained::{Explained, Foretells, Foretold};
 pub use maps::Maps;
+use maps::same;
 
+use crate::oracle::{Frame, opened, tuple};
 use crate::programs;
 use crate::random::Random;
 use crate::test_run::{Hook, LoadedPrograms, Ran};
 
-/// How many packets go by between two comparisons of all tables.
-const APART: usize = 64;
-/// More half-open flows in a second are too many.
-const MOST_HALF_OPEN: u32 = 24;
-/// Established connections that fit, as the decision gets it: few, so that some clients have more than their share.
-const FLOW_ROOM: u32 = 8;
+/// Backend ids that scripts use are below this.
+const BACKENDS: u32 = 160;
 /// Key of the hashes of clients.
 const CLIENT_KEY: u32 = 0x5eed_1e55;
-/// How long a world stays under the flood that it begins with.
+/// How long a script stays under the flood that it begins with.
 const FLOOD_S: u32 = 3_600;
-/// Packets of one world.
-pub const STEPS: usize = 4_000;
+
+/// How much the programs take before they refuse clients or select by tuple.
+#[derive(Clone, Copy, Debug)]
+pub enum Room {
+    /// Everything.
+    Plenty,
+    /// Few new connections in a second, and few established ones.
+    Little,
+}
+
+impl Room {
+    /// New connections in a second before it is a flood, and established ones that fit.
+    const fn limits(self) -> (u32, u32) {
+        match self {
+            Self::Plenty => (u32::MAX, 1_000),
+            Self::Little => (3, 8),
+        }
+    }
+}
 
 /// What was compared.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub steps: u64,
-    /// Packets, and changes of the tables between them.
-    pub changes: u64,
-    pub comparisons: u64,
-    /// Worlds in which more clients came in a second than the half-open table holds.
-    pub floods: u64,
     /// Entries compared in all comparisons.
     pub entries: u64,
+    /// Scripts in which more clients came in a second than the half-open table holds.
+    pub floods: u64,
     pub outcomes: BTreeMap<&'static str, u64>,
     /// Packets that `ballast explain` was asked for before they ran, and the outcomes that it named.
     pub explained: BTreeMap<&'static str, u64>,
@@ -62,6 +72,7 @@ pub struct Tally {
 /// The programs, driven.
 pub struct Lockstep {
     programs: LoadedPrograms,
+    room: Room,
     clock: Array<MapData, [u64; 2]>,
     syn_counts: PerCpuArray<MapData, u64>,
     flood_until: Array<MapData, u32>,
@@ -75,9 +86,10 @@ pub struct Lockstep {
 impl Lockstep {
     /// Builds and loads them. The calling thread's namespace must have a default route and forwarding on. With a folder for pins,
     /// `ballast explain` says before each packet what becomes of it.
-    pub fn new(pins: Option<&Path>) -> Result<Self> {
+    pub fn new(room: Room, pins: Option<&Path>) -> Result<Self> {
         let object = programs::edited("driven", "driven")?;
-        let mut programs = LoadedPrograms::load_pinned(&object, MOST_HALF_OPEN, FLOW_ROOM, CLIENT_KEY, pins)?;
+        let (most_half_open, flow_room) = room.limits();
+        let mut programs = LoadedPrograms::load_pinned(&object, most_half_open, flow_room, CLIENT_KEY, pins)?;
         let explained = pins.map(Explained::open).transpose()?;
         let clock = programs.take_map(".bss")?.try_into()?;
         let (syn_counts, flood_until) = (
@@ -85,70 +97,73 @@ impl Lockstep {
             programs.take_map(map_name::FLOOD_UNTIL)?.try_into()?,
         );
         let syn_rate = programs.take_map(map_name::SYN_RATE)?.try_into()?;
-        programs.know_nobody();
         let buckets = programs.take_map(map_name::BUCKETS)?.try_into()?;
         // Each CPU counts for itself.
         let mut own = nix::sched::CpuSet::new();
         own.set(nix::sched::sched_getcpu()?)?;
         nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &own)?;
-        Ok(Self { programs, clock, syn_counts, flood_until, syn_rate, buckets, explained, tally: Tally::default() })
+        let tally = Tally::default();
+        Ok(Self { programs, room, clock, syn_counts, flood_until, syn_rate, buckets, explained, tally })
     }
 
-    /// One random world of one family. On a difference it is played again, compared after every packet.
-    pub fn run<const N: usize>(&mut self, seed: u64, steps: usize) -> Result<()>
-    where
-        LoadedPrograms: Maps<N>,
-        Explained: Foretells<N>,
-    {
-        let Err(error) = self.play::<N>(seed, steps, APART) else { return Ok(()) };
-        self.play::<N>(seed, steps, 1).and(Err(error))
+    /// Plays a script. The seed is that of random numbers. On a difference it is played again, compared after every packet.
+    pub fn run(&mut self, bytes: &[u8], seed: u64) -> Result<()> {
+        let Some((v6, ..)) = Script::of(bytes) else { return Ok(()) };
+        let play = if v6 { Self::play::<16> } else { Self::play::<4> };
+        let Err(error) = play(self, bytes, seed, false) else { return Ok(()) };
+        play(self, bytes, seed, true).and(Err(error))
     }
 
-    fn play<const N: usize>(&mut self, seed: u64, steps: usize, apart: usize) -> Result<()>
+    /// The programs know nothing, and the plain tables have their limits.
+    fn begin<const N: usize>(&mut self, host: &mut HostSide<N>, seed: u64) -> Result<()>
     where
         LoadedPrograms: Maps<N>,
-        Explained: Foretells<N>,
     {
         let mut random = Random::new(seed);
         self.programs.clear()?;
+        self.programs.know_nobody();
         self.programs.take_events();
-        let mut host = HostSide::<N> {
-            memory: Memory::empty(),
-            counted: BTreeMap::new(),
-            before: self.programs.outcomes()?,
-            talk: packets::Traffic::default(),
-            story: Vec::new(),
-        };
-        host.memory.seed = u32::try_from(random.any() >> 32)?;
-        host.memory.most_half_open = MOST_HALF_OPEN;
-        (host.memory.flow_room, host.memory.client_key) = (FLOW_ROOM, CLIENT_KEY);
-        // Others have most of the room in some worlds.
-        let (all, others) =
-            (Counters::families()[usize::from(N != 4)], *random.of(&[0, 0, FLOW_ROOM - 2, FLOW_ROOM - 1]));
-        self.programs.client_shares.set(all, others);
-        host.memory.client_shares.insert(all, others.cast_signed());
         let none = PerCpuValues::try_from(vec![0; nr_cpus().map_err(|(_, error)| error)?])?;
         self.syn_counts.set(0, none, 0)?;
         self.syn_rate.set(0, 0, 0)?;
         for key in self.buckets.keys().collect::<Result<Vec<_>, _>>()? {
             self.buckets.remove(&key)?;
         }
-        tables::set(&mut random, self, &mut host)?;
-        // Some worlds begin under a flood.
-        if random.one_in(4) {
-            host.memory.flood_until_s = u32::try_from(host.memory.now_ns / 1_000_000_000)? + FLOOD_S;
+        let tables = &mut host.scene.tables;
+        tables.seed = u32::try_from(random.any() >> 32)?;
+        (tables.flow_room, tables.client_key) = (self.room.limits().1, CLIENT_KEY);
+        if matches!(self.room, Room::Little) {
+            // Others have most of the room in some scripts, and some begin under a flood.
+            let (all, room) = (Counters::families()[usize::from(N != 4)], tables.flow_room.cast_signed());
+            tables.client_shares.insert(all, *random.of(&[0, 0, room - 2, room - 1]));
+            tables.flood_until_s = if random.one_in(4) { tables.now_s() + FLOOD_S } else { 0 };
         }
-        let begins_until_s = host.memory.flood_until_s;
-        self.flood_until.set(0, begins_until_s, 0)?;
-        host.drive(self)?;
-        for step in 1..=steps {
-            host.step(&mut random, self)
-                .and_then(|()| if step % apart == 0 || step == steps { host.compare(self) } else { Ok(()) })
-                .with_context(|| {
-                    format!("IPv{}, seed {seed}, step {step}\n{}", if N == 4 { 4 } else { 6 }, host.story.join("\n"))
-                })?;
-        }
-        self.tally.floods += u64::from(host.memory.flood_until_s != begins_until_s);
+        self.flood_until.set(0, tables.flood_until_s, 0)?;
+        self.programs.fill(tables)
+    }
+
+    fn play<const N: usize>(&mut self, bytes: &[u8], seed: u64, always: bool) -> Result<()>
+    where
+        LoadedPrograms: Maps<N>,
+        Explained: Foretells<N>,
+    {
+        let Some((_, is_wide, mut script)) = Script::of(bytes) else { return Ok(()) };
+        let (scene, before) = (Scene::<N>::new(is_wide), self.programs.outcomes()?);
+        let mut host = HostSide { scene, counted: BTreeMap::new(), before, story: Vec::new() };
+        self.begin(&mut host, seed)?;
+        let begins_until_s = host.scene.tables.flood_until_s;
+        let mut play = || {
+            host.drive(self)?;
+            while host.step(&mut script, self)? {
+                if always {
+                    host.compare(self)?;
+                }
+            }
+            host.compare(self)
+        };
+        let played = play();
+        played.with_context(|| format!("seed {seed}, script {bytes:02x?}\n{}", host.story.join("\n")))?;
+        self.tally.floods += u64::from(host.scene.tables.flood_until_s != begins_until_s);
         for (outcome, count) in host.counted {
             *self.tally.outcomes.entry(outcome.name()).or_default() += count;
         }
@@ -156,12 +171,11 @@ impl Lockstep {
     }
 }
 
-/// The world of one family in memory, and what was counted in it.
+/// The plain tables of one family, and what was counted.
 pub struct HostSide<const N: usize> {
-    memory: Memory<N>,
+    scene: Scene<N>,
     counted: BTreeMap<Outcome, u64>,
     before: Vec<u64>,
-    talk: packets::Traffic<N>,
     /// The last packets, for a report.
     story: Vec<String>,
 }
@@ -174,15 +188,29 @@ where
     LoadedPrograms: Maps<N>,
     Explained: Foretells<N>,
 {
-    /// A change now and then, a packet always.
-    fn step(&mut self, random: &mut Random, lockstep: &mut Lockstep) -> Result<()> {
-        if !self.talk.is_crowded() && random.one_in(6) {
-            lockstep.tally.changes += 1;
-            tables::change(random, lockstep, self)?;
-            self.drive(lockstep)?;
+    /// Changes until a packet, and the packet; `false`: the script is over. SCTP, fragments, ICMP errors and outer headers are for the rungs
+    /// `headers` and `tunnelled`.
+    fn step(&mut self, script: &mut Script<'_>, lockstep: &mut Lockstep) -> Result<bool> {
+        let before = self.scene.tables.clone();
+        let Some(next) = script.next(&mut self.scene) else { return Ok(false) };
+        let tables = &mut self.scene.tables;
+        // These limits are the programs' own.
+        tables.capacity = usize::MAX;
+        tables.most_half_open = if let Room::Little = lockstep.room { lockstep.room.limits().0 } else { 0 };
+        match next {
+            Next::Change => {
+                lockstep.programs.write(&before, tables)?;
+                self.drive(lockstep)?;
+            }
+            Next::Packet(bits, packet) if packet.key.protocol != SCTP => self.packet(bits, packet, lockstep)?,
+            _ => {}
         }
-        let (hook, packet) = self.talk.packet(random);
-        let bytes = frame::bytes(&packet);
+        Ok(true)
+    }
+
+    fn packet(&mut self, at: Bits, packet: Packet<N>, lockstep: &mut Lockstep) -> Result<()> {
+        let hook = Hook::ALL.into_iter().find(|hook| bits(*hook) == at).context("a hook whose program runs here")?;
+        let bytes = Frame::of(&packet).bytes();
         let foretold = self.explain(lockstep, hook, packet)?;
         let ran = lockstep.programs.run(hook, &bytes)?.context("the kernel runs every whole packet")?;
         let verdict = self.decide(hook, packet);
@@ -202,10 +230,9 @@ where
         }
         ensure!(ran.verdict == demanded.0, "the program says {}, the host {demanded:?}", ran.verdict);
         if let Some(key) = demanded.1 {
-            let came = frame::key(&ran.bytes).context("a packet came out")?;
+            let came = tuple(&ran.bytes).context("a packet came out")?;
             ensure!(came == key, "out came {came:?}, the host says {key:?}");
         }
-        self.talk.heard(&packet, &verdict);
         Ok(())
     }
 
@@ -213,9 +240,9 @@ where
         let mut work = Work::new(packet);
         let xdp = hook == Hook::Xdp;
         if xdp {
-            decide_at_xdp(&mut self.memory, &mut work);
+            decide_at_xdp(&mut self.scene.tables, &mut work);
         } else {
-            decide(&mut self.memory, &mut work, bits(hook));
+            decide(&mut self.scene.tables, &mut work, bits(hook));
         }
         let verdict = work.verdict;
         let counted = match verdict.action {
@@ -229,7 +256,9 @@ where
         let is_known = matches!(verdict.outcome, Outcome::Forwarded | Outcome::Replied);
         let sent = matches!(verdict.action, Action::ToBackend | Action::ToClient);
         let begun = (xdp && sent && verdict.route && !is_known).then_some(verdict.outcome);
-        for outcome in counted.into_iter().chain(begun).chain(self.memory.notes.drain(..).map(|(_, outcome)| outcome)) {
+        for outcome in
+            counted.into_iter().chain(begun).chain(self.scene.tables.notes.drain(..).map(|(_, outcome)| outcome))
+        {
             *self.counted.entry(outcome).or_default() += 1;
         }
         verdict
@@ -244,21 +273,21 @@ where
         ran: &Ran,
     ) -> Result<(i32, Option<FlowKey<N>>)> {
         // Only from the wire, and with an address to send from.
-        let (Hook::NodeIn, Some(own)) = (hook, self.memory.own) else {
+        let (Hook::NodeIn, Some(own)) = (hook, self.scene.tables.own) else {
             let why = if hook == Hook::NodeIn { Outcome::DroppedNoAddress } else { Outcome::DroppedRewrite };
             *self.counted.entry(why).or_default() += 1;
             return Ok((TC[1], None));
         };
-        let (ends, inner) = frame::opened::<N>(&ran.bytes).context("an outer header")?;
+        let (ends, inner) = opened::<N>(&ran.bytes).context("an outer header")?;
         ensure!(ends == (own.address(0).to_owned(), verdict.address), "an outer header between {ends:?}");
-        let came = frame::key(&inner).context("a packet in it")?;
+        let came = tuple(&inner).context("a packet in it")?;
         ensure!(came == packet.key, "in an outer header came {came:?}");
         Ok((TC[2], None))
     }
 
     /// Gives the programs the clock and the chance of the memory.
     fn drive(&self, lockstep: &mut Lockstep) -> Result<()> {
-        Ok(lockstep.clock.set(0, [self.memory.now_ns, u64::from(self.memory.seed)], 0)?)
+        Ok(lockstep.clock.set(0, [self.scene.tables.now_ns, u64::from(self.scene.tables.seed)], 0)?)
     }
 
     /// Everything that both hold.
@@ -268,25 +297,24 @@ where
         let flows = programs.flows()?;
         let half_open = programs.half_open()?;
         let affinity = programs.affinity()?;
-        lockstep.tally.comparisons += 1;
         lockstep.tally.entries += (flows.len() + half_open.len() + affinity.len()) as u64;
-        same("flow", &flows, &self.memory.flows)?;
-        same("half-open", &half_open, &self.memory.half_open)?;
-        same("affinity", &affinity, &self.memory.affinity)?;
+        same("flow", &flows, &self.scene.tables.flows)?;
+        same("half-open", &half_open, &self.scene.tables.half_open)?;
+        same("affinity", &affinity, &self.scene.tables.affinity)?;
         let counted = (0..).zip(programs.client_shares.read()).filter(|(_, held)| *held != 0);
-        let demanded = self.memory.client_shares.iter().filter(|(_, count)| **count > 0);
+        let demanded = self.scene.tables.client_shares.iter().filter(|(_, count)| **count > 0);
         let demanded = demanded.map(|(counter, count)| (*counter, count.unsigned_abs())).collect();
         same("counter of clients", &counted.collect(), &demanded)?;
         let flood_until_s = lockstep.flood_until.get(&0, 0)?;
         ensure!(
-            flood_until_s == self.memory.flood_until_s,
+            flood_until_s == self.scene.tables.flood_until_s,
             "a flood until {flood_until_s} s, the host says until {} s",
-            self.memory.flood_until_s
+            self.scene.tables.flood_until_s
         );
-        same("bucket", &lockstep.buckets.iter().collect::<Result<_, _>>()?, &self.memory.buckets)?;
-        for backend in 1..=tables::BACKENDS {
+        same("bucket", &lockstep.buckets.iter().collect::<Result<_, _>>()?, &self.scene.tables.buckets)?;
+        for backend in 1..BACKENDS {
             let (held, demanded) =
-                (programs.health(backend)?, self.memory.health.get(&backend).copied().unwrap_or_default());
+                (programs.health(backend)?, self.scene.tables.health.get(&backend).copied().unwrap_or_default());
             ensure!(held == demanded, "health of backend {backend}: kernel {held:?}, host {demanded:?}");
         }
         let after = programs.outcomes()?;
@@ -322,24 +350,6 @@ fn decide_at_xdp<const N: usize>(memory: &mut Memory<N>, work: &mut Work<N>) {
     if step == Step::Retry {
         work.verdict.action = Action::Refuse;
     }
-}
-
-fn same<K, V>(
-    what: &str,
-    kernel: &std::collections::HashMap<K, V>,
-    host: &std::collections::HashMap<K, V>,
-) -> Result<()>
-where
-    K: Eq + std::hash::Hash + std::fmt::Debug,
-    V: PartialEq + std::fmt::Debug,
-{
-    for (key, value) in kernel {
-        ensure!(host.get(key) == Some(value), "{what} {key:?}\n  kernel {value:?}\n  host   {:?}", host.get(key));
-    }
-    for (key, value) in host {
-        ensure!(kernel.contains_key(key), "{what} {key:?}\n  kernel nothing\n  host   {value:?}");
-    }
-    Ok(())
 }
 
 /// `TCX_NEXT`, `TC_ACT_SHOT`, `TC_ACT_REDIRECT`.

@@ -29,4 +29,4 @@ mod wire;
 pub use generate::address;
 pub use routes::{Route, Routes};
 pub use run::{OracleRun, Tally};
-pub use wire::{ACK, FIN, Frame, Protocol, RST, SYN};
+pub use wire::{ACK, FIN, Frame, Protocol, RST, SYN, opened, tuple};

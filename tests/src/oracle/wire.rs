@@ -1,11 +1,14 @@
 //! Packets made from scratch, and the answers that a refusal must be. The packet library computes all checksums in full.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{
     EtherType, Ethernet2Header, Icmpv4Header, Icmpv4Type, Icmpv6Header, Icmpv6Type, IpDscp, IpEcn, IpFragOffset,
-    IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header, TcpHeader, UdpHeader, icmpv4, icmpv6,
+    IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header, NetSlice, SlicedPacket, TcpHeader, TransportSlice, UdpHeader,
+    icmpv4, icmpv6,
 };
+use lb_common::abi::{FlowKey, TCP, UDP};
+use lb_common::decide::Packet;
 
 /// What a service speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,7 +56,73 @@ pub struct Frame {
     pub macs: ([u8; 6], [u8; 6]),
 }
 
+/// The address of a key.
+fn ip<const N: usize>(address: [u8; N]) -> IpAddr {
+    let v4 = <[u8; 4]>::try_from(&address[..]).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(&address[..]).map(IpAddr::from)).expect("of a family")
+}
+
+/// Source and destination.
+pub type Ends<const N: usize> = ([u8; N], [u8; N]);
+
+/// The addresses of the outer header of a frame, and the frame without it.
+pub fn opened<const N: usize>(bytes: &[u8]) -> Option<(Ends<N>, Vec<u8>)> {
+    let sliced = SlicedPacket::from_ethernet(bytes).ok()?;
+    let (src, dst, payload) = match sliced.net? {
+        NetSlice::Ipv4(ip) => (ip.header().source().to_vec(), ip.header().destination().to_vec(), ip.payload().payload),
+        NetSlice::Ipv6(ip) => (ip.header().source().to_vec(), ip.header().destination().to_vec(), ip.payload().payload),
+        NetSlice::Arp(_) => return None,
+    };
+    let ends = (src.try_into().ok()?, dst.try_into().ok()?);
+    Some((ends, [bytes.get(..14)?, payload].concat()))
+}
+
+/// The tuple in a frame of TCP or UDP.
+pub fn tuple<const N: usize>(bytes: &[u8]) -> Option<FlowKey<N>> {
+    let sliced = SlicedPacket::from_ethernet(bytes).ok()?;
+    let (protocol, src_port, dst_port) = match sliced.transport? {
+        TransportSlice::Tcp(tcp) => (TCP, tcp.source_port(), tcp.destination_port()),
+        TransportSlice::Udp(udp) => (UDP, udp.source_port(), udp.destination_port()),
+        _ => return None,
+    };
+    let ((src, dst), _) = opened(bytes)?;
+    Some(FlowKey { src, dst, src_port, dst_port, protocol, pad: [0; 3] })
+}
+
 impl Frame {
+    /// A plain frame between these ends.
+    pub fn between(protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Self {
+        Self {
+            protocol,
+            src,
+            dst,
+            tcp_flags: 0,
+            sequence: 0,
+            acknowledgement: 0,
+            ip_options: Vec::new(),
+            tcp_options: Vec::new(),
+            payload: Vec::new(),
+            hops: 64,
+            identification: 0x1234,
+            dont_fragment: true,
+            more_fragments: false,
+            fragment_offset: 0,
+            without_checksum: false,
+            checksum_error: 0,
+            padding: 0,
+            macs: ([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]),
+        }
+    }
+
+    /// The frame of a packet as the decision has it.
+    pub fn of<const N: usize>(packet: &Packet<N>) -> Self {
+        let key = &packet.key;
+        let protocol = if key.protocol == TCP { Protocol::Tcp } else { Protocol::Udp };
+        let (src, dst) = (SocketAddr::new(ip(key.src), key.src_port), SocketAddr::new(ip(key.dst), key.dst_port));
+        let (tcp_flags, sequence, acknowledgement) = (packet.tcp_flags, packet.seq, packet.ack);
+        Self { tcp_flags, sequence, acknowledgement, ..Self::between(protocol, src, dst) }
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let (header, transport) = match (self.src, self.dst) {

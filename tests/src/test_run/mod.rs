@@ -40,12 +40,8 @@ pub struct Ran {
     pub bytes: Vec<u8>,
 }
 
-/// `struct __sk_buff` up to `ingress_ifindex`: the packet has come by a link, as all have but the node's own.
-const FORWARDED: [u8; 40] = {
-    let mut context = [0; 40];
-    context[36] = 1;
-    context
-};
+/// The kernel runs programs here where no link is said.
+const LOOPBACK: u32 = 0;
 /// Room for what a program may add to a packet: an IPv6 and an ICMP header, and then some.
 const GROWTH: usize = 256;
 /// Sizes of the maps: enough for any table of a test, quick to make.
@@ -107,7 +103,7 @@ pub struct LoadedPrograms {
     /// How many packets may run before these are filled again; `None`: nobody fills them.
     until_filled: Option<u32>,
     /// Rules nothing out at first.
-    vip_filter: VipFilter,
+    pub(crate) vip_filter: VipFilter,
     pub client_shares: ClientShares,
     service_cidrs: Array<MapData, Cover>,
 }
@@ -227,12 +223,21 @@ impl LoadedPrograms {
 
     /// Tells the programs that XDP may redirect packets to this link.
     pub fn set_sends(&mut self, link: u32) -> Result<()> {
-        let value = Link { peer_netns_id: -1, role: link_role::EXTERNAL, flags: link_flags::XDP_SENDS };
+        self.set_link(link, Link { peer_netns_id: -1, role: link_role::EXTERNAL, flags: link_flags::XDP_SENDS })
+    }
+
+    /// Tells the programs of a link.
+    pub fn set_link(&mut self, link: u32, value: Link) -> Result<()> {
         Ok(self.links.insert(link, value, 0)?)
     }
 
     /// Runs the program of a hook on a packet. `None`: the kernel takes no such packet for a test run.
     pub fn run(&mut self, hook: Hook, packet: &[u8]) -> Result<Option<Ran>> {
+        self.run_at(hook, LOOPBACK, packet)
+    }
+
+    /// The same at this link; a program of XDP takes [`LoadedPrograms::arrive_by`]'s.
+    pub fn run_at(&mut self, hook: Hook, link: u32, packet: &[u8]) -> Result<Option<Ran>> {
         self.fill_buckets()?;
         let mut bytes = vec![0; packet.len() + GROWTH];
         let options = TestRunOptions { data_in: Some(packet), data_out: Some(&mut bytes), ..TestRunOptions::default() };
@@ -243,7 +248,10 @@ impl LoadedPrograms {
         let result = match hook {
             Hook::Xdp => <&Xdp>::try_from(program)?.test_run(TestRunOptions { ctx_in: Some(&arrival), ..options }),
             _ => {
-                <&SchedClassifier>::try_from(program)?.test_run(TestRunOptions { ctx_in: Some(&FORWARDED), ..options })
+                // `struct __sk_buff` up to `ingress_ifindex` and `ifindex`. Each packet has come by a link, as all have but the node's own.
+                let context: Vec<u8> = [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, link].map(u32::to_ne_bytes).concat();
+                let context = if link == LOOPBACK { &context[..40] } else { &context };
+                <&SchedClassifier>::try_from(program)?.test_run(TestRunOptions { ctx_in: Some(context), ..options })
             }
         };
         let result = match result {

@@ -1,17 +1,14 @@
 //! The fast path, judged packet by packet by a model of its rule. Each packet is translated once over all hooks, and skips the stack exactly when the
 //! rule says so.
 
-use aya::maps::{Array, HashMap, MapData};
-use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
-use aya::{Ebpf, EbpfLoader, Pod as Plain};
-use lb_common::abi::{
-    Backend, FlowKey, Link, Service, ServiceKey, Slot, TCP, UDP, backend_flags, backend_state, fast_path, link_flags,
-    link_role, seal,
-};
+use aya::maps::{Array, MapData};
+use lb_common::abi::{FlowKey, Link, TCP, UDP, backend_flags, fast_path, link_flags, link_role};
 use lb_common::decide::Packet;
-use lb_tests::lockstep::frame;
+use lb_common::plain::{Memory, frontend, tuple};
+use lb_tests::lockstep::Maps;
+use lb_tests::oracle::{self, Frame};
 use lb_tests::random::Random;
-use lb_tests::test_run::{load_entry, object};
+use lb_tests::test_run::{Hook, LoadedPrograms};
 use lb_tests::topology::{Namespace, Topology};
 
 /// Conversations of each family.
@@ -29,22 +26,8 @@ const KINDS: [u32; 4] = [0, fast_path::PODS, fast_path::PODS | fast_path::NODES,
 /// A second of `CLOCK_MONOTONIC` that is long past, and one that no machine sees.
 const PAST: u32 = 1;
 const NEVER: u32 = u32::MAX >> 2;
-/// Tables of the size that a few conversations need.
-const SIZES: [(&str, u32); 10] = [
-    ("flows4", 8192),
-    ("flows6", 8192),
-    ("udp_flows4", 8192),
-    ("udp_flows6", 8192),
-    ("half_open4", 8192),
-    ("half_open6", 8192),
-    ("stats", 64),
-    ("slots", 64),
-    ("backends4", 16),
-    ("backends6", 16),
-];
-
 /// Where a packet is seen.
-type Seen = (&'static str, u32);
+type Seen = (Hook, u32);
 
 /// A host of the world, and where the routing table has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +51,7 @@ struct Host {
 
 /// Two clients, and a backend of each kind; the first client is a backend, too. Services have the number of their backend.
 struct Fixture {
-    ebpf: Ebpf,
+    programs: LoadedPrograms,
     word: Array<MapData, u32>,
     hosts: Vec<Host>,
     externals: [u32; 3],
@@ -123,18 +106,10 @@ fn links<const N: usize>(node: &Namespace) -> Vec<u32> {
 impl Fixture {
     fn new<const N: usize>(node: &Namespace) -> Self
     where
-        ServiceKey<N>: Plain,
-        Backend<N>: Plain,
+        LoadedPrograms: Maps<N>,
     {
         let links = links::<N>(node);
-        let mut loader = EbpfLoader::new();
-        for (name, entries) in SIZES {
-            loader.map_max_entries(name, entries);
-        }
-        let mut ebpf = node.netns().run(|| loader.load(&std::fs::read(object().unwrap()).unwrap())).unwrap();
-        for name in ["pod_in", "pod_out", "node_in", "node_out"] {
-            load_entry(&mut ebpf, name).unwrap();
-        }
+        let mut programs = node.netns().run(LoadedPrograms::load).unwrap();
         let at = |place, number: u8, link: usize| Host { place, number, link: links[link] };
         let hosts = vec![
             at(PodLocation::Pod, 1, 0),
@@ -151,67 +126,28 @@ impl Fixture {
             (link_role::EXTERNAL, link_flags::SENDS_ON),
             (link_role::TUNNEL, 0),
         ];
-        let mut map: HashMap<_, u32, Link> = ebpf.take_map("links").unwrap().try_into().unwrap();
         for (index, (role, flags)) in links.iter().zip(roles) {
-            map.insert(index, Link { peer_netns_id: -1, role, flags }, 0).unwrap();
+            programs.set_link(*index, Link { peer_netns_id: -1, role, flags }).unwrap();
         }
-        let family = if N == 4 { 4 } else { 6 };
-        let mut backends: Array<_, Backend<N>> =
-            ebpf.take_map(&format!("backends{family}")).unwrap().try_into().unwrap();
-        let mut services: HashMap<_, ServiceKey<N>, Service> =
-            ebpf.take_map(&format!("services{family}")).unwrap().try_into().unwrap();
-        let mut slots: Array<_, Slot> = ebpf.take_map("slots").unwrap().try_into().unwrap();
+        let mut tables = Memory::<N>::empty();
         for host in &hosts {
             let id = u32::from(host.number);
-            let backend = Backend {
-                address: address::<N>(1, host.number),
-                port: BACKEND_PORT,
-                state: backend_state::ACTIVE,
-                flags: backend_flags::SERVING | backend_flags::IN_CLUSTER_SET,
-                generation: 1,
-                service: id,
-                deadline_ds: 0,
-                drain_ds: 0,
-                uid_hash: 0,
-                weight: 1,
-                pad: 0,
-            };
-            backends.set(id, backend, 0).unwrap();
-            slots.set(id, Slot { backend: id, generation: 1, service: id, backend_generation: 1 }, 0).unwrap();
             for protocol in [TCP, UDP] {
-                let key = ServiceKey { address: address::<N>(3, host.number), port: SERVICE_PORT, protocol, pad: 0 };
-                let value = Service {
-                    id,
-                    generation: 1,
-                    slot_base: id,
-                    slot_count: 1,
-                    external_base: id,
-                    external_count: 1,
-                    ..Service::NONE
-                };
-                services.insert(key, Service { seal: seal(&key, &value), ..value }, 0).unwrap();
+                let key = frontend(protocol, (address(3, host.number), SERVICE_PORT));
+                tables.serve(id, 2 * id, key, &[address(1, host.number)], BACKEND_PORT);
             }
         }
-        let word = ebpf.take_map("fast_path").unwrap().try_into().unwrap();
+        tables.backends.values_mut().for_each(|backend| backend.flags &= !backend_flags::LOCAL);
+        programs.fill(&tables).unwrap();
+        let word = programs.take_map("fast_path").unwrap().try_into().unwrap();
         let externals = [links[2], links[3], links[4]];
-        Self { ebpf, word, hosts, externals, random: Random::new(lb_seed::of_run() + N as u64), port: 1_024 }
+        Self { programs, word, hosts, externals, random: Random::new(lb_seed::of_run() + N as u64), port: 1_024 }
     }
 
     /// Runs a program at a link.
-    fn run(&self, (program, link): Seen, packet: &[u8]) -> (i32, Vec<u8>) {
-        let program: &SchedClassifier = self.ebpf.program(program).unwrap().try_into().unwrap();
-        // `struct __sk_buff` up to `ingress_ifindex` and `ifindex`. Each packet has come by a link.
-        let context: Vec<u8> = [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, link].map(u32::to_ne_bytes).concat();
-        let mut out = vec![0; packet.len() + 256];
-        let options = TestRunOptions {
-            data_in: Some(packet),
-            data_out: Some(&mut out),
-            ctx_in: Some(&context),
-            ..TestRunOptions::default()
-        };
-        let result = program.test_run(options).unwrap();
-        out.truncate(result.data_size_out as usize);
-        (result.return_value.cast_signed(), out)
+    fn run(&mut self, (hook, link): Seen, packet: &[u8]) -> (i32, Vec<u8>) {
+        let ran = self.programs.run_at(hook, link, packet).unwrap().unwrap();
+        (ran.verdict, ran.bytes)
     }
 }
 
@@ -250,18 +186,8 @@ const fn hops_at<const N: usize>() -> usize {
 
 fn packet<const N: usize>(key: FlowKey<N>, flags: u8, numbers: (u32, u32), make: Make) -> Vec<u8> {
     let flags = if key.protocol == TCP { flags } else { 0 };
-    let mut bytes = frame::bytes(&Packet { seq: numbers.0, ack: numbers.1, ..Packet::new(key, flags) });
-    bytes.extend(vec![b'x'; make.payload]);
-    let more = |bytes: &mut Vec<u8>, at: usize| {
-        let length = u16::from_be_bytes([bytes[at], bytes[at + 1]]) + u16::try_from(make.payload).unwrap();
-        bytes[at..at + 2].copy_from_slice(&length.to_be_bytes());
-    };
-    more(&mut bytes, if N == 4 { 16 } else { 18 });
-    if key.protocol == UDP {
-        more(&mut bytes, 14 + if N == 4 { 24 } else { 44 });
-    }
-    bytes[hops_at::<N>()] = make.hops;
-    bytes
+    let frame = Frame::of(&Packet { seq: numbers.0, ack: numbers.1, ..Packet::new(key, flags) });
+    Frame { hops: make.hops, payload: vec![b'x'; make.payload], ..frame }.bytes()
 }
 
 impl<const N: usize> Conversation<N> {
@@ -284,14 +210,8 @@ impl<const N: usize> Conversation<N> {
         };
         // In both directions or in neither, from the first packet on.
         let kind = if open & kind != 0 && by == client.link { kind } else { 0 };
-        let asked = FlowKey {
-            src: address(1, client.number),
-            dst: address(3, backend.number),
-            src_port: fixture.port,
-            dst_port: SERVICE_PORT,
-            protocol: *random.of(&[TCP, UDP]),
-            pad: [0; 3],
-        };
+        let (src, dst) = ((address(1, client.number), fixture.port), (address(3, backend.number), SERVICE_PORT));
+        let asked = tuple(*random.of(&[TCP, UDP]), src, dst);
         (Self { asked, client, backend, by, kind }, open)
     }
 
@@ -300,20 +220,21 @@ impl<const N: usize> Conversation<N> {
     }
 
     /// The client sends: through all hooks on the way.
-    fn request(&self, fixture: &Fixture, by: u32, open: u32, flags: u8, numbers: (u32, u32), make: Make) {
+    fn request(&self, fixture: &mut Fixture, by: u32, open: u32, flags: u8, numbers: (u32, u32), make: Make) {
         let sent = packet(self.asked, flags, numbers, make);
-        let (verdict, got) = fixture.run(("pod_in", by), &sent);
+        let (verdict, got) = fixture.run((Hook::PodIn, by), &sent);
         let is_own = by == self.client.link;
         let fast = open & self.kind != 0 && is_own && make.fits() && self.backend.place != PodLocation::Unknown;
         let what = format!("{:?} by {by}, {make:?}, open {open}, kind {}", self.asked, self.kind);
         assert_eq!(verdict, if fast { REDIRECT } else { NEXT }, "request {what}");
-        assert_eq!(frame::key(&got), Some(self.translated()), "request {what}");
+        assert_eq!(oracle::tuple(&got), Some(self.translated()), "request {what}");
         assert_eq!(got[hops_at::<N>()], make.hops - u8::from(fast), "request {what}");
         // Past the stack into a pod: that is the end. Else by the link that leads there.
         if fast && self.backend.place == PodLocation::Pod {
             return;
         }
-        let way = (if self.backend.place == PodLocation::Pod { "pod_out" } else { "node_out" }, self.backend.link);
+        let way =
+            (if self.backend.place == PodLocation::Pod { Hook::PodOut } else { Hook::NodeOut }, self.backend.link);
         assert_eq!(fixture.run(way, &got), (NEXT, got.clone()), "translated once: {what}");
     }
 
@@ -322,23 +243,22 @@ impl<const N: usize> Conversation<N> {
         let own =
             if self.backend.place == PodLocation::Pod { vec![self.backend.link] } else { fixture.externals.to_vec() };
         let link = if fixture.random.one_in(2) { self.backend.link } else { *fixture.random.of(&own) };
-        let FlowKey { src, dst, src_port, dst_port, .. } = self.translated();
-        let key = FlowKey { src: dst, dst: src, src_port: dst_port, dst_port: src_port, ..self.asked };
+        let key = self.translated().reversed();
         let back = FlowKey { src: self.asked.dst, src_port: SERVICE_PORT, ..key };
         let sent = packet(key, flags, numbers, make);
-        let hook = if self.backend.place == PodLocation::Pod { "pod_in" } else { "node_in" };
+        let hook = if self.backend.place == PodLocation::Pod { Hook::PodIn } else { Hook::NodeIn };
         let (verdict, got) = fixture.run((hook, link), &sent);
         let fast = open & self.kind != 0 && make.fits() && link == self.backend.link;
         let what = format!("{key:?} by {link}, {make:?}, open {open}, kind {}", self.kind);
         assert_eq!(verdict, if fast { REDIRECT } else { NEXT }, "answer {what}");
         if fast {
-            assert_eq!(frame::key(&got), Some(back), "answer {what}");
+            assert_eq!(oracle::tuple(&got), Some(back), "answer {what}");
             assert_eq!(got[hops_at::<N>()], make.hops - 1, "answer {what}");
             return;
         }
         assert_eq!(got, sent, "left to the client's link: {what}");
-        let (verdict, got) = fixture.run(("pod_out", self.client.link), &got);
-        assert_eq!((verdict, frame::key(&got)), (NEXT, Some(back)), "translated once: {what}");
+        let (verdict, got) = fixture.run((Hook::PodOut, self.client.link), &got);
+        assert_eq!((verdict, oracle::tuple(&got)), (NEXT, Some(back)), "translated once: {what}");
     }
 }
 
@@ -374,8 +294,7 @@ fn converse<const N: usize>(fixture: &mut Fixture) -> bool {
 
 fn examine<const N: usize>(subject: &str)
 where
-    ServiceKey<N>: Plain,
-    Backend<N>: Plain,
+    LoadedPrograms: Maps<N>,
 {
     let topology = Topology::new(subject).unwrap();
     let node = topology.node().unwrap();

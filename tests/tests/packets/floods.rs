@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use lb_common::abi::{FlowKey, TCP, UDP, Vip, VipKey, vip_flags};
+use lb_common::abi::{TCP, UDP, Vip, VipKey, vip_flags};
 use lb_common::decide::Packet;
 use lb_common::limits::{ANSWER_BURST, ANSWERS_PER_SECOND, EVENT_BURST, EVENTS_PER_SECOND};
 use lb_common::outcome::Outcome;
-use lb_tests::lockstep::frame;
+use lb_common::plain::tuple;
+use lb_tests::oracle::Frame;
 use lb_tests::test_run::{Hook, LoadedPrograms};
 use lb_tests::topology::Topology;
 
@@ -26,8 +27,8 @@ const LULL: Duration = Duration::from_millis(1_200);
 
 /// To a port that nobody serves.
 fn asked(protocol: u8) -> Vec<u8> {
-    let key = FlowKey { src: CLIENT, dst: VIP, src_port: 4_000, dst_port: 81, protocol, pad: [0; 3] };
-    frame::bytes(&Packet::new(key, if protocol == TCP { SYN } else { 0 }))
+    let key = tuple(protocol, (CLIENT, 4_000), (VIP, 81));
+    Frame::of(&Packet::new(key, if protocol == TCP { SYN } else { 0 })).bytes()
 }
 
 /// A TCP header that says that it is shorter than any.

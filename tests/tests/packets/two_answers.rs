@@ -11,13 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use aya::maps::{Array, MapData};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
-use lb_common::abi::{
-    Backend, FlowKey, HalfOpen, Service, ServiceKey, Slot, TCP, backend_flags, backend_state, claim_key, flow_flags,
-    half_open_flags, seal,
-};
+use lb_common::abi::{FlowKey, HalfOpen, TCP, claim_key, flow_flags, half_open_flags};
 use lb_common::decide::Packet;
+use lb_common::plain::{Memory, frontend, tuple};
 use lb_common::state::tcp_flag::{ACK, SYN};
-use lb_tests::lockstep::frame;
+use lb_tests::lockstep::Maps as _;
+use lb_tests::oracle::{self, Frame};
 use lb_tests::programs;
 use lb_tests::test_run::{Hook, LoadedPrograms};
 use lb_tests::topology::Topology;
@@ -50,7 +49,7 @@ struct Attempt {
 impl Attempt {
     fn answer(&self, at: usize) -> Vec<u8> {
         let (seq, ack) = (500 + u32::try_from(at).expect("two"), self.syn.seq.wrapping_add(1));
-        frame::bytes(&Packet { seq, ack, ..Packet::new(self.answers[at], SYN | ACK) })
+        Frame::of(&Packet { seq, ack, ..Packet::new(self.answers[at], SYN | ACK) }).bytes()
     }
 }
 
@@ -65,45 +64,12 @@ impl Link {
     fn load() -> Result<Self> {
         let mut programs = LoadedPrograms::load_from(&programs::edited("driven", "driven")?, u32::MAX, 1_000, 1)?;
         let clock = programs.take_map(".bss")?.try_into()?;
-        let key = ServiceKey { address: VIP, port: 80, protocol: TCP, pad: 0 };
-        let service = Service {
-            id: 1,
-            generation: 1,
-            slot_base: 0,
-            slot_count: 2,
-            external_base: 0,
-            external_count: 2,
-            seal: 0,
-            affinity_timeout_s: 0,
-            scheduler: 0,
-            flags: 0,
-            kind: 0,
-            pad: 0,
-            rate: 0,
-            burst: 0,
-        };
-        programs.tables4.services.insert(key, Service { seal: seal(&key, &service), ..service }, 0)?;
-        for (id, address) in (1..).zip(BACKENDS) {
-            let backend = Backend {
-                address,
-                port: 8080,
-                state: backend_state::ACTIVE,
-                flags: backend_flags::SERVING | backend_flags::LOCAL | backend_flags::IN_CLUSTER_SET,
-                generation: 1,
-                service: 1,
-                deadline_ds: 0,
-                drain_ds: 0,
-                uid_hash: 0,
-                weight: 1,
-                pad: 0,
-            };
-            programs.tables4.backends.set(id, backend, 0)?;
-            let slot = Slot { backend: id, backend_generation: 1, service: 1, generation: 1 };
-            programs.tables4.slots.set(id - 1, slot, 0)?;
-        }
+        let mut tables = Memory::empty();
+        tables.serve(1, 0, frontend(TCP, (VIP, 80)), &BACKENDS, 8080);
+        programs.fill(&tables)?;
         // Loads them.
         for hook in [Hook::PodIn, Hook::PodOut] {
-            programs.run(hook, &frame::bytes(&Packet::new(tuple(0), ACK)))?;
+            programs.run(hook, &Frame::of(&Packet::new(asks(0), ACK)).bytes())?;
         }
         Ok(Self { programs, clock, now_ns: 1_000_000_000_000 })
     }
@@ -115,8 +81,8 @@ impl Link {
 
     /// Sends the SYN. The tuple of its answer.
     fn ask(&mut self, syn: &Packet<4>) -> Result<FlowKey<4>> {
-        let ran = self.programs.run(Hook::PodIn, &frame::bytes(syn))?.context("a whole packet")?;
-        let sent = frame::key::<4>(&ran.bytes).context("a packet of TCP")?;
+        let ran = self.programs.run(Hook::PodIn, &Frame::of(syn).bytes())?.context("a whole packet")?;
+        let sent = oracle::tuple::<4>(&ran.bytes).context("a packet of TCP")?;
         ensure!(BACKENDS.contains(&sent.dst), "{:?} became {sent:?}", syn.key);
         Ok(sent.reversed())
     }
@@ -127,7 +93,7 @@ impl Link {
         let begin = |at: usize| {
             // Another one under a tuple that was in use has another number.
             let seq = u32::try_from((round * BATCH + at) << 1 & 0xffff_ffff)?;
-            let syn = Packet { seq, ..Packet::new(tuple(at), SYN) };
+            let syn = Packet { seq, ..Packet::new(asks(at), SYN) };
             let answer = self.ask(&syn)?;
             Ok(Attempt { syn, answers: [answer; 2] })
         };
@@ -142,8 +108,7 @@ impl Link {
             entry.flags & half_open_flags::ANSWERED != 0 && flow.flags & flow_flags::REPLY == 0,
             "nobody has answered: {entry:?}"
         );
-        let (src, dst) = (flow.address, flow.client);
-        Ok(FlowKey { src, dst, src_port: flow.port, dst_port: flow.client_port, protocol: TCP, pad: [0; 3] })
+        Ok(tuple(TCP, (flow.address, flow.port), (flow.client, flow.client_port)))
     }
 
     /// Forgets the claim, so that the table does not fill.
@@ -155,9 +120,8 @@ impl Link {
     }
 }
 
-fn tuple(client: usize) -> FlowKey<4> {
-    let src_port = 10_000 + u16::try_from(client).expect("few");
-    FlowKey { src: [10, 1, 0, 1], dst: VIP, src_port, dst_port: 80, protocol: TCP, pad: [0; 3] }
+fn asks(client: usize) -> FlowKey<4> {
+    tuple(TCP, ([10, 1, 0, 1], 10_000 + u16::try_from(client).expect("few")), (VIP, 80))
 }
 
 /// Runs a packet. `None`: it does not go on; else the packet that comes out.
@@ -165,7 +129,7 @@ fn run(program: &SchedClassifier, packet: &[u8]) -> Result<Option<FlowKey<4>>> {
     let mut out = [0; 512];
     let options = TestRunOptions { data_in: Some(packet), data_out: Some(&mut out), ..TestRunOptions::default() };
     let ran = program.test_run(options)?;
-    Ok(if ran.return_value == NEXT { frame::key(&out) } else { None })
+    Ok(if ran.return_value == NEXT { oracle::tuple(&out) } else { None })
 }
 
 /// What goes on one CPU: a program, and a packet for each connection.
@@ -285,7 +249,7 @@ fn of_an_answer_that_crosses_the_retry_and_the_next_ones_one_goes_to_the_client(
         let mut attempts = link.begin(number)?;
         link.pass_second()?;
         // The client's SYN once more on one CPU, the first backend's answer on the other.
-        let asks = attempts.iter().map(|attempt| frame::bytes(&attempt.syn)).collect();
+        let asks = attempts.iter().map(|attempt| Frame::of(&attempt.syn).bytes()).collect();
         let answers = attempts.iter().map(|attempt| attempt.answer(0)).collect();
         let [pod_in, pod_out] = link.programs.entries([Hook::PodIn, Hook::PodOut])?;
         let [asked, told] = race(&[(pod_in, asks), (pod_out, answers)], number)?;

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::table::{self, Edit};
 
-/// `fuzz` holds bodies and corpus of tests of lb-common, `tests/seed` is a crate that they need.
+/// `fuzz` holds the corpus of tests of lb-common and one of their bodies, `tests/seed` is a crate that they need.
 const FOLDERS: [&str; 4] = ["lb-ebpf", "lb-common", "fuzz", "tests/seed"];
 /// What all packages of the workspace are built from.
 const WHOLE: [&str; 6] = ["lb-ebpf", "lb-common", "lb-userspace", "fuzz", "tests", "xtask"];

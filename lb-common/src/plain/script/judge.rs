@@ -2,19 +2,19 @@
 
 use std::collections::HashMap;
 
-use lb_common::abi::{
+use crate::abi::{
     Flow, FlowKey, HalfOpen, MOST_MOVES, ServiceKey, UDP, backend_flags, flow_flags, flow_state, frontend_kind,
     half_open_flags, is_claim, network_flags, service_flags, tag,
 };
-use lb_common::decide::{Action, Hook, Packet, Tables as _, Verdict, Work, pair_key};
-use lb_common::outcome::Outcome;
-use lb_common::state::{self, SourcePorts, tcp_flag};
+use crate::decide::{Action, Hook, Packet, Tables as _, Verdict, Work, pair_key};
+use crate::outcome::Outcome;
+use crate::state::{self, SourcePorts, tcp_flag};
 
-use crate::scene::{Scene, address, net};
+use super::scene::{Scene, address, net};
 
 /// What was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueryKind {
+pub(super) enum QueryKind {
     /// A packet of a flow, or the first one of one.
     Packet,
     /// An ICMP error that refuses a connection.
@@ -28,7 +28,7 @@ pub enum QueryKind {
 }
 
 /// A packet, and the flows as they were before it.
-pub struct Seen<const N: usize> {
+pub(super) struct Seen<const N: usize> {
     kind: QueryKind,
     hook: Hook,
     packet: Packet<N>,
@@ -38,7 +38,7 @@ pub struct Seen<const N: usize> {
 }
 
 impl<const N: usize> Seen<N> {
-    pub fn before(scene: &mut Scene<N>, kind: QueryKind, hook: Hook, work: &Work<N>) -> Self {
+    pub(super) fn before(scene: &mut Scene<N>, kind: QueryKind, hook: Hook, work: &Work<N>) -> Self {
         scene.tables.notes.clear();
         let (flows, half_open) = (scene.tables.flows.clone(), scene.tables.half_open.clone());
         Self { kind, hook, packet: work.packet, chosen: work.chosen, flows, half_open }
@@ -46,7 +46,7 @@ impl<const N: usize> Seen<N> {
 }
 
 /// Panics where a rule is broken.
-pub fn judge<const N: usize>(scene: &mut Scene<N>, seen: &Seen<N>, verdict: &Verdict<N>) {
+pub(super) fn judge<const N: usize>(scene: &mut Scene<N>, seen: &Seen<N>, verdict: &Verdict<N>) {
     scene.outcomes.insert(verdict.outcome);
     assert!(is_said(verdict), "{:?}: {verdict:?}", seen.kind);
     match verdict.action {
@@ -135,7 +135,7 @@ const fn is_new(outcome: Outcome) -> bool {
 }
 
 /// The frontend that the packet's tuple names.
-fn frontend<const N: usize>(scene: &Scene<N>, key: &FlowKey<N>, is_chosen: bool) -> Option<lb_common::abi::Service> {
+fn frontend<const N: usize>(scene: &Scene<N>, key: &FlowKey<N>, is_chosen: bool) -> Option<crate::abi::Service> {
     let named = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
     let any = ServiceKey { address: [0; N], ..named };
     let services = &scene.tables.services;
@@ -154,7 +154,7 @@ fn to_backend<const N: usize>(scene: &Scene<N>, seen: &Seen<N>, verdict: &Verdic
     }
     let backend = &scene.tables.backends[&verdict.backend];
     let keeps = if key.protocol == UDP || verdict.port == 0 { state::keeps_flows } else { state::lasts };
-    assert!(keeps(backend, scene.now_ds()), "to a backend that is gone: {verdict:?}");
+    assert!(keeps(backend, scene.tables.now_ds()), "to a backend that is gone: {verdict:?}");
     assert_eq!(verdict.address, backend.address);
     // A flow that came in an outer header goes on without one, so the wildcard is checked as well.
     let service = frontend(scene, key, true).unwrap_or_else(|| panic!("{key:?} is no service's: {verdict:?}"));
@@ -188,7 +188,7 @@ fn to_client<const N: usize>(scene: &Scene<N>, seen: &Seen<N>, verdict: &Verdict
     }
     let backend = &scene.tables.backends[&verdict.backend];
     let keeps = if key.protocol == UDP { state::keeps_flows } else { state::lasts };
-    assert!(keeps(backend, scene.now_ds()), "an answer of one that is gone: {verdict:?}");
+    assert!(keeps(backend, scene.tables.now_ds()), "an answer of one that is gone: {verdict:?}");
     assert_eq!((key.src, key.src_port), (backend.address, backend.port), "an answer of somebody else: {verdict:?}");
     let asked = FlowKey {
         src: verdict.client,
@@ -256,7 +256,7 @@ fn entries<const N: usize>(scene: &Scene<N>) {
     let tables = &scene.tables;
     for (key, flow) in &tables.flows {
         assert_eq!(flow.tag, tag(key));
-        assert!((flow_state::HALF_OPEN..=flow_state::EVICTED).contains(&flow.state), "{flow:?}");
+        assert!((flow_state::HALF_OPEN..=flow_state::HELD).contains(&flow.state), "{flow:?}");
         let other_key = pair_key(key, flow);
         let other = tables.flows.get(&other_key).filter(|other| pair_key(&other_key, other) == *key);
         if let Some(other) = other {

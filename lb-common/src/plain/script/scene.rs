@@ -2,29 +2,30 @@
 
 use std::collections::BTreeSet;
 
-use lb_common::abi::{
+use super::Script;
+use crate::abi::{
     Backend, Endpoint, EndpointKey, Flow, FlowKey, Masquerade, SCTP, Service, ServiceKey, TCP, UDP, Vip, VipKey,
-    backend_flags, backend_state, flow_flags, frontend_kind, network_flags, seal, service_flags, vip_flags,
+    backend_flags, backend_state, fin, flow_flags, flow_state, frontend_kind, network_flags, seal, service_flags, tag,
+    vip_flags,
 };
-use lb_common::decide::FlowTables as _;
-use lb_common::outcome::Outcome;
-use lb_common::plain::Memory;
-
-use crate::decide::Script;
+use crate::decide::{FlowTables as _, pair_key};
+use crate::limits::HAND_OVER;
+use crate::outcome::Outcome;
+use crate::plain::{Memory, frontend};
 
 /// The port of all frontends but node ports.
-pub const PORT: u16 = 80;
-pub const NODE_PORT: u16 = 30_080;
-pub const BACKEND_PORT: u16 = 8080;
+pub(super) const PORT: u16 = 80;
+pub(super) const NODE_PORT: u16 = 30_080;
+pub(super) const BACKEND_PORT: u16 = 8080;
 /// Of one service.
-pub const BACKENDS: u8 = 4;
+pub(super) const BACKENDS: u8 = 4;
 /// Backend ids of a service begin at its id times this, plus one; so do its slots.
-pub const EACH: u32 = 16;
+const EACH: u32 = 16;
 /// TCP and UDP at either VIP; a wide scene has SCTP, too, and a node port of each protocol.
 const PROTOCOLS: [u8; 3] = [TCP, UDP, SCTP];
 
 /// The networks that addresses are of.
-pub mod net {
+pub(super) mod net {
     pub const CLIENTS: u8 = 1;
     pub const BACKENDS: u8 = 2;
     pub const VIPS: u8 = 96;
@@ -34,7 +35,9 @@ pub mod net {
 }
 
 /// What a script plays on.
+#[derive(Debug)]
 pub struct Scene<const N: usize> {
+    /// The tables.
     pub tables: Memory<N>,
     /// Every kind of frontend, protocol, client and packet. A plain one has cluster IPs of TCP and UDP, and clients of this node.
     pub is_wide: bool,
@@ -42,7 +45,7 @@ pub struct Scene<const N: usize> {
     pub outcomes: BTreeSet<Outcome>,
 }
 
-pub const fn address<const N: usize>(network: u8, host: u8) -> [u8; N] {
+pub(super) const fn address<const N: usize>(network: u8, host: u8) -> [u8; N] {
     let mut address = [0; N];
     address[0] = if N == 4 { 10 } else { 0xfd };
     address[1] = network;
@@ -56,6 +59,8 @@ const fn bits<const N: usize>() -> u32 {
 }
 
 impl<const N: usize> Scene<N> {
+    /// The tables at the begin of a script.
+    #[must_use]
     pub fn new(is_wide: bool) -> Self {
         let mut this = Self { tables: Memory::empty(), is_wide, outcomes: BTreeSet::new() };
         for (id, host, protocol) in [(1, 1, TCP), (2, 1, UDP), (3, 2, TCP), (4, 2, UDP)] {
@@ -99,17 +104,10 @@ impl<const N: usize> Scene<N> {
     }
 
     fn serve(&mut self, id: u32, address: [u8; N], port: u16, protocol: u8, kind: u8) {
-        let key = ServiceKey { address, port, protocol, pad: 0 };
+        let key = frontend(protocol, (address, port));
         let backends: Vec<[u8; N]> = (1..=BACKENDS).map(|host| self::address(net::BACKENDS, host)).collect();
         self.tables.serve(id, EACH * id, key, &backends, BACKEND_PORT);
-        self.edit(key, |service| service.kind = kind);
-    }
-
-    /// Changes a frontend as the agent does: whole.
-    fn edit(&mut self, key: ServiceKey<N>, change: impl FnOnce(&mut Service)) {
-        let service = self.tables.services.get_mut(&key).expect("it is served");
-        change(service);
-        service.seal = seal(&key, service);
+        self.tables.edit(key, |service| service.kind = kind);
     }
 
     /// The backends of this node, as other nodes name them.
@@ -125,14 +123,10 @@ impl<const N: usize> Scene<N> {
             .collect();
     }
 
-    pub fn now_ds(&self) -> u32 {
-        u32::try_from(self.tables.now_ns / 100_000_000).unwrap_or(u32::MAX)
-    }
-
-    pub fn change_backend(&mut self, script: &mut Script<'_>) -> Option<()> {
+    pub(super) fn change_backend(&mut self, script: &mut Script<'_>) -> Option<()> {
         let services = if self.is_wide { 9 } else { 4 };
         let (service, nth) = (1 + u32::from(script.byte()? % services), u32::from(script.byte()? % BACKENDS));
-        let now_ds = self.now_ds();
+        let now_ds = self.tables.now_ds();
         let is_wide = self.is_wide;
         let backend = self.tables.backends.get_mut(&(EACH * service + nth + 1))?;
         match script.byte()? % 5 {
@@ -152,14 +146,14 @@ impl<const N: usize> Scene<N> {
         Some(())
     }
 
-    pub fn change_service(&mut self, script: &mut Script<'_>) -> Option<()> {
-        let protocol = if self.is_wide { script.of(&PROTOCOLS)? } else { 0 };
+    pub(super) fn change_service(&mut self, script: &mut Script<'_>) -> Option<()> {
+        let protocol = if self.is_wide { script.one_of(&PROTOCOLS)? } else { 0 };
         let key = if self.is_wide && script.byte()? % 3 == 0 {
-            let address = script.of(&[address(net::NODES, 1), [0; N]])?;
+            let address = script.one_of(&[address(net::NODES, 1), [0; N]])?;
             ServiceKey { address, port: NODE_PORT, protocol, pad: 0 }
         } else {
-            let address = address(net::VIPS, script.of(&[1, 2])?);
-            let protocol = if self.is_wide { protocol } else { script.of(&[TCP, UDP])? };
+            let address = address(net::VIPS, script.one_of(&[1, 2])?);
+            let protocol = if self.is_wide { protocol } else { script.one_of(&[TCP, UDP])? };
             ServiceKey { address, port: PORT, protocol, pad: 0 }
         };
         let before = *self.tables.services.get(&key)?;
@@ -175,7 +169,7 @@ impl<const N: usize> Scene<N> {
             (value.rate, value.burst) = (u32::from(script.byte()? / 64), 2);
             self.tables.sources.retain(|(id, ..)| *id != value.id);
             if value.flags & service_flags::SOURCE_RANGES != 0 {
-                let network = script.of(&[net::CLIENTS, net::OUTSIDE])?;
+                let network = script.one_of(&[net::CLIENTS, net::OUTSIDE])?;
                 self.tables.sources.push((value.id, address(network, 0), bits::<N>() - 8));
             }
         }
@@ -186,7 +180,7 @@ impl<const N: usize> Scene<N> {
     }
 
     /// Connections of a backend as the sweep counts them: by the entries of their requests.
-    pub fn counted(&self, backend: u32, generation: u32) -> u32 {
+    pub(super) fn counted(&self, backend: u32, generation: u32) -> u32 {
         let is_counted = |flow: &&Flow<N>| {
             flow.flags & (flow_flags::COUNTED | flow_flags::REPLY) == flow_flags::COUNTED
                 && (flow.backend, u32::from(flow.generation)) == (backend, generation)
@@ -195,27 +189,28 @@ impl<const N: usize> Scene<N> {
     }
 
     /// The LRU map has dropped an entry, which runs no code of the programs: the sweep counts anew.
-    pub fn evict(&mut self, script: &mut Script<'_>) -> Option<()> {
+    pub(super) fn evict(&mut self, script: &mut Script<'_>) -> Option<()> {
         let half_open = script.byte()? % 2 == 0;
         let tables = &mut self.tables;
-        let mut keys: Vec<FlowKey<N>> =
-            if half_open { tables.half_open.keys().copied().collect() } else { tables.flows.keys().copied().collect() };
-        keys.sort_unstable();
-        let at = usize::from(script.byte()?);
-        if let Some(key) = keys.get(at % keys.len().max(1)) {
-            if half_open { tables.remove_half_open(key) } else { tables.remove_flow(key) }
+        let key = if half_open { any(tables.half_open.keys(), script)? } else { any(tables.flows.keys(), script)? };
+        if let Some(key) = key {
+            if half_open { tables.remove_half_open(&key) } else { tables.remove_flow(&key) }
         }
+        self.recount();
+        Some(())
+    }
+
+    fn recount(&mut self) {
         let ids: Vec<(u32, u32)> = self.tables.health.iter().map(|(id, health)| (*id, health.generation)).collect();
         for (id, generation) in ids {
             let counted = self.counted(id, generation);
             let health = self.tables.health.entry(id).or_default();
             health.connections = health.connections.min(counted);
         }
-        Some(())
     }
 
     /// The table gets full, or a flood begins.
-    pub fn press(&mut self, script: &mut Script<'_>) -> Option<()> {
+    pub(super) fn press(&mut self, script: &mut Script<'_>) -> Option<()> {
         let byte = script.byte()?;
         self.tables.capacity = if byte < 64 { 6 } else { usize::MAX };
         if self.is_wide {
@@ -225,4 +220,61 @@ impl<const N: usize> Scene<N> {
         }
         Some(())
     }
+
+    /// A connection is another proxy's, turns out to be over, or is held before another proxy gets it; or the time of adoption changes.
+    pub(super) fn hand_over(&mut self, script: &mut Script<'_>) -> Option<()> {
+        let what = script.byte()? % 8;
+        let tables = &mut self.tables;
+        let now_s = tables.now_s();
+        if what < 2 {
+            tables.adoption_until_s = script.one_of(&[0, now_s + 60, now_s + 600, HAND_OVER])?;
+            return Some(());
+        }
+        let Some(key) = any(tables.flows.keys(), script)? else { return Some(()) };
+        let flow = tables.flows[&key];
+        let opposite = pair_key(&key, &flow);
+        match what {
+            // A connection that goes whole to another node has no reply tuple.
+            2..=4 if flow.port != 0 => tables.flows.extend(adopted(key, &flow, now_s)),
+            5 if flow_state::is_given(flow.state) => {
+                tables.flows.insert(key, Flow { fin: fin::SENT, opposite_fin: fin::SENT, ..flow });
+            }
+            6 => tables.flows.retain(|at, flow| ![key, opposite].contains(at) || !flow_state::is_given(flow.state)),
+            _ => {
+                for key in [key, opposite] {
+                    let open = tables.flows.get_mut(&key);
+                    if let Some(flow) = open.filter(|it| matches!(it.state, flow_state::OPEN | flow_state::STREAM)) {
+                        (flow.state, flow.seen_s) = (flow_state::HELD, now_s);
+                    }
+                }
+            }
+        }
+        self.recount();
+        Some(())
+    }
+}
+
+/// One of them, the same for the same script: the plain maps have no order.
+fn any<'a, const N: usize>(
+    keys: impl Iterator<Item = &'a FlowKey<N>>,
+    script: &mut Script<'_>,
+) -> Option<Option<FlowKey<N>>> {
+    let mut keys: Vec<FlowKey<N>> = keys.copied().collect();
+    keys.sort_unstable();
+    Some(keys.get(usize::from(script.byte()?) % keys.len().max(1)).copied())
+}
+
+/// Both entries of the connection, as one of another proxy.
+fn adopted<const N: usize>(key: FlowKey<N>, flow: &Flow<N>, now_s: u32) -> [(FlowKey<N>, Flow<N>); 2] {
+    let opposite_key = pair_key(&key, flow);
+    let flags = flow.flags & flow_flags::REPLY;
+    let Flow { address, client, port, client_port, .. } = *flow;
+    let (tag, state) = (self::tag(&key), flow_state::ADOPTED);
+    let (seen_s, since_s) = (now_s, now_s);
+    let own = Flow { tag, seen_s, since_s, address, client, port, client_port, state, flags, ..Flow::ZERO };
+    let (asked, asker) = ((key.dst, key.dst_port), (key.src, key.src_port));
+    let ((address, port), (client, client_port)) = if flags == 0 { (asked, asker) } else { (asker, asked) };
+    let flags = flags ^ flow_flags::REPLY;
+    let opposite = Flow { tag: self::tag(&opposite_key), address, client, port, client_port, flags, ..own };
+    [(key, own), (opposite_key, opposite)]
 }

@@ -1,15 +1,13 @@
 //! The tables: one service at one address of each family, TCP, UDP and SCTP, with one backend; a client that is no part of them.
 
 use anyhow::{Context as _, Result};
-use aya::Pod;
 use aya::maps::{Array, MapData};
-use lb_common::abi::{
-    Backend, Flow, FlowKey, Masquerade, SCTP, Service, ServiceKey, Slot, SourceKey, TCP, UDP, Vip, VipKey,
-    backend_flags, backend_state, seal, vip_flags,
-};
+use lb_common::abi::{Backend, Masquerade, SCTP, TCP, UDP, Vip, VipKey, backend_flags, backend_state, vip_flags};
 use lb_common::outcome::Outcome;
+use lb_common::plain::{Memory, frontend};
+use lb_tests::lockstep::Maps;
 use lb_tests::programs::edited;
-use lb_tests::test_run::{FamilyMaps, Hook, LoadedPrograms, MapNames, Of};
+use lb_tests::test_run::{Hook, LoadedPrograms};
 use lb_tests::topology::Topology;
 
 /// Last bytes of the addresses, of either family.
@@ -46,16 +44,21 @@ pub struct Ran {
 
 pub struct Scenario {
     programs: LoadedPrograms,
+    tables4: Memory<4>,
+    tables6: Memory<16>,
     /// Of programs that read the test's time; nanoseconds.
-    clock: Option<(Array<MapData, [u64; 2]>, u64)>,
+    clock: Option<Clock>,
 }
+
+/// The clock of the driven programs, and its time.
+type Clock = (Array<MapData, [u64; 2]>, u64);
 
 /// Plays in a namespace of its own.
 pub fn with_scenario(subject: &str, play: impl Fn(&mut Scenario) -> Result<()> + Sync) -> Result<()> {
     let topology = Topology::new(subject)?;
     let node = topology.node()?;
     node.netns().run(|| {
-        let mut scenario = Scenario { programs: LoadedPrograms::load()?, clock: None };
+        let mut scenario = Scenario::new(LoadedPrograms::load()?, None);
         scenario.forget()?;
         play(&mut scenario)
     })
@@ -68,7 +71,7 @@ pub fn with_clock(subject: &str, play: impl Fn(&mut Scenario) -> Result<()> + Sy
     node.netns().run(|| {
         let mut programs = LoadedPrograms::load_from(&object, u32::MAX, 1_000, 1)?;
         let clock = programs.take_map(".bss")?.try_into()?;
-        let mut scenario = Scenario { programs, clock: Some((clock, 1_000_000_000_000)) };
+        let mut scenario = Scenario::new(programs, Some((clock, 1_000_000_000_000)));
         scenario.pass_seconds(0)?;
         scenario.forget()?;
         play(&mut scenario)
@@ -76,14 +79,22 @@ pub fn with_clock(subject: &str, play: impl Fn(&mut Scenario) -> Result<()> + Sy
 }
 
 impl Scenario {
+    fn new(programs: LoadedPrograms, clock: Option<Clock>) -> Self {
+        Self { programs, tables4: Memory::empty(), tables6: Memory::empty(), clock }
+    }
+
     /// The tables as they were at first.
     pub fn forget(&mut self) -> Result<()> {
         self.programs.clear()?;
-        let flags = vip_flags::ECHO | vip_flags::REFUSE_UNSERVED;
-        self.programs.state4.vips.insert(VipKey { address: address(VIP) }, Vip { flags }, 0)?;
-        self.programs.state6.vips.insert(VipKey { address: address(VIP) }, Vip { flags }, 0)?;
-        serve(&mut self.programs.tables4, 1)?;
-        serve(&mut self.programs.tables6, 11)
+        (self.tables4, self.tables6) = (served(1), served(11));
+        self.programs.fill(&self.tables4)?;
+        self.programs.fill(&self.tables6)
+    }
+
+    /// From now on each backend is another one, and masqueraded packets come from `own`.
+    fn change(&mut self, own: bool, edit: impl Fn(Life) -> Life) -> Result<()> {
+        change(&mut self.programs, &mut self.tables4, own, &edit)?;
+        change(&mut self.programs, &mut self.tables6, own, &edit)
     }
 
     /// From now on no packet was seen: the tables are as they were at first, and so are the programs' scratch records.
@@ -103,31 +114,12 @@ impl Scenario {
         let (_, now_ns) = self.clock.as_ref().context("these programs read the kernel's clock")?;
         let began = u32::try_from(now_ns / 100_000_000)?;
         let (drain_ds, deadline_ds) = (began + 10 * period_s, began + 10 * max_s);
-        let state = backend_state::DRAINING;
-        for id in 0..3 {
-            let backends = &mut self.programs.tables4.backends;
-            let backend = backends.get(&(1 + id), 0)?;
-            backends.set(1 + id, Backend { state, drain_ds, deadline_ds, ..backend }, 0)?;
-            let backends = &mut self.programs.tables6.backends;
-            let backend = backends.get(&(11 + id), 0)?;
-            backends.set(11 + id, Backend { state, drain_ds, deadline_ds, ..backend }, 0)?;
-        }
-        Ok(())
+        self.change(false, |life| Life { state: backend_state::DRAINING, drain_ds, deadline_ds, ..life })
     }
 
     /// From now on the backend is another node's, and external clients are masqueraded.
     pub fn far(&mut self) -> Result<()> {
-        self.programs.state4.masquerade.insert(0, Masquerade::new(address(NODE), &[]), 0)?;
-        self.programs.state6.masquerade.insert(0, Masquerade::new(address(NODE), &[]), 0)?;
-        for id in 0..3 {
-            let backends = &mut self.programs.tables4.backends;
-            let backend = backends.get(&(1 + id), 0)?;
-            backends.set(1 + id, Backend { flags: backend.flags & !backend_flags::LOCAL, ..backend }, 0)?;
-            let backends = &mut self.programs.tables6.backends;
-            let backend = backends.get(&(11 + id), 0)?;
-            backends.set(11 + id, Backend { flags: backend.flags & !backend_flags::LOCAL, ..backend }, 0)?;
-        }
-        Ok(())
+        self.change(true, |life| Life { flags: life.flags & !backend_flags::LOCAL, ..life })
     }
 
     pub fn run(&mut self, hook: Hook, packet: &[u8]) -> Result<Ran> {
@@ -150,49 +142,41 @@ impl Scenario {
     }
 }
 
-fn serve<const N: usize>(tables: &mut FamilyMaps<N>, base: u32) -> Result<()>
-where
-    Of<N>: MapNames,
-    ServiceKey<N>: Pod,
-    Backend<N>: Pod,
-    FlowKey<N>: Pod,
-    Flow<N>: Pod,
-    SourceKey<N>: Pod,
-{
+/// What a backend of either family has.
+struct Life {
+    state: u8,
+    flags: u8,
+    drain_ds: u32,
+    deadline_ds: u32,
+}
+
+fn served<const N: usize>(base: u32) -> Memory<N> {
+    let mut tables = Memory::empty();
+    let flags = vip_flags::ECHO | vip_flags::REFUSE_UNSERVED;
+    tables.vips.insert(VipKey { address: address(VIP) }, Vip { flags });
     for (id, protocol) in (base..).zip([TCP, UDP, SCTP]) {
-        let backend = Backend {
-            address: address::<N>(BACKEND),
-            port: TARGET,
-            state: backend_state::ACTIVE,
-            flags: backend_flags::SERVING | backend_flags::LOCAL | backend_flags::IN_CLUSTER_SET,
-            generation: 1,
-            service: id,
-            deadline_ds: 0,
-            drain_ds: 0,
-            uid_hash: 0,
-            weight: 1,
-            pad: 0,
-        };
-        tables.backends.set(id, backend, 0)?;
-        tables.slots.set(id, Slot { backend: id, generation: 7, service: id, backend_generation: 1 }, 0)?;
-        let key = ServiceKey { address: address::<N>(VIP), port: SERVED.1, protocol, pad: 0 };
-        let service = Service {
-            id,
-            generation: 7,
-            slot_base: id,
-            slot_count: 1,
-            external_base: id,
-            external_count: 1,
-            seal: 0,
-            affinity_timeout_s: 0,
-            scheduler: 0,
-            flags: 0,
-            kind: 0,
-            pad: 0,
-            rate: 0,
-            burst: 0,
-        };
-        tables.services.insert(key, Service { seal: seal(&key, &service), ..service }, 0)?;
+        tables.serve(id, id, frontend(protocol, (address(VIP), SERVED.1)), &[address(BACKEND)], TARGET);
     }
-    Ok(())
+    tables
+}
+
+fn change<const N: usize>(
+    programs: &mut LoadedPrograms,
+    tables: &mut Memory<N>,
+    own: bool,
+    edit: impl Fn(Life) -> Life,
+) -> Result<()>
+where
+    LoadedPrograms: Maps<N>,
+{
+    let before = tables.clone();
+    for backend in tables.backends.values_mut() {
+        let Backend { state, flags, drain_ds, deadline_ds, .. } = *backend;
+        let Life { state, flags, drain_ds, deadline_ds } = edit(Life { state, flags, drain_ds, deadline_ds });
+        *backend = Backend { state, flags, drain_ds, deadline_ds, ..*backend };
+    }
+    if own {
+        tables.own = Some(Masquerade::new(address(NODE), &[]));
+    }
+    programs.write(&before, tables)
 }

@@ -272,7 +272,7 @@ fn a_draining_backend_takes_what_another_node_sends_until_its_deadline(scenario:
     for hook in HOOKS {
         for state in [backend_state::TERMINATING, backend_state::DRAINING, backend_state::MAINTENANCE] {
             scenario.reset(&[Who::Here]);
-            scenario.change(0, |backend| (backend.state, backend.deadline_ds) = (state, u32::MAX / 2));
+            scenario.change(0, (state, u32::MAX / 2, 1));
             let asked = scenario.asks(Protocol::Tcp, port(hook), SYN);
             let arrived = scenario.wrapped(&asked, Who::Peer, Who::Here, 60);
             let out = Frame { dst: here, ..asked };
@@ -281,11 +281,9 @@ fn a_draining_backend_takes_what_another_node_sends_until_its_deadline(scenario:
         }
         let over: [(u8, u32, u32); 3] =
             [(backend_state::DRAINING, 1, 1), (backend_state::GONE, 0, 1), (backend_state::ACTIVE, 0, 2)];
-        for (state, deadline_ds, generation) in over {
+        for life in over {
             scenario.reset(&[Who::Here]);
-            scenario.change(0, |backend| {
-                (backend.state, backend.deadline_ds, backend.generation) = (state, deadline_ds, generation);
-            });
+            scenario.change(0, life);
             let arrived = scenario.wrapped(&scenario.asks(Protocol::Tcp, port(hook), SYN), Who::Peer, Who::Here, 60);
             is_dropped(scenario, hook, &arrived, "dropped_not_here");
             assert_eq!(scenario.entries(), (0, 0));

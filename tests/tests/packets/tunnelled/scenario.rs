@@ -6,10 +6,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{IpNumber, Ipv4Header, Ipv6Header};
 use lb_common::abi::{
-    Backend, Endpoint, EndpointKey, Health, Masquerade, Service, ServiceKey, Slot, TCP, UDP, backend_flags,
-    backend_state, frontend_kind, network_flags, scheduler, seal, service_flags,
+    Backend, Endpoint, EndpointKey, Health, Masquerade, Service, Slot, TCP, UDP, backend_flags, frontend_kind,
+    network_flags, scheduler, service_flags,
 };
 use lb_common::outcome::Outcome;
+use lb_common::plain::{Memory, active, frontend};
 use lb_tests::lockstep::Maps;
 use lb_tests::oracle::{Frame, Protocol, Route, Routes};
 use lb_tests::test_run::{Hook, LoadedPrograms, Ran};
@@ -85,6 +86,8 @@ octets!(16, V6);
 pub struct Scenario {
     pub programs: LoadedPrograms,
     pub routes: Routes,
+    tables4: Memory<4>,
+    tables6: Memory<16>,
     pub v6: bool,
 }
 
@@ -98,71 +101,28 @@ impl Scenario {
             stay_on_this_cpu();
             let mut programs = LoadedPrograms::load().unwrap();
             routes.tell(&mut programs).unwrap();
-            ask(&mut Self { programs, routes, v6: false });
+            ask(&mut Self { programs, routes, tables4: Memory::empty(), tables6: Memory::empty(), v6: false });
         });
     }
 
     /// The tables anew; the slots name these backends in turn.
     pub fn reset(&mut self, backends: &[Who]) {
         self.programs.clear().unwrap();
-        if self.v6 { self.fill::<16>(backends) } else { self.fill::<4>(backends) }
-    }
-
-    fn fill<const N: usize>(&mut self, backends: &[Who])
-    where
-        IpAddr: Octets<N>,
-        LoadedPrograms: Maps<N>,
-    {
-        let at = |who| Octets::<N>::octets(ip(self.v6, who));
-        let whole = u32::try_from(8 * N).unwrap();
-        self.programs.set_network(at(Who::Peer), whole, network_flags::PEER).unwrap();
-        self.programs.set_network(at(Who::Own), whole, network_flags::NODE).unwrap();
-        self.programs.set_own(Some(Masquerade::new(at(Who::Own), &[]))).unwrap();
-        for (service, protocol) in [(SERVICE, TCP), (SERVICE + 1, UDP)] {
-            for (id, who) in (backend_id(service, 0)..).zip(backends) {
-                let is_here = *who == Who::Here;
-                self.programs.set_backend(id, backend(at(*who), service, is_here)).unwrap();
-                self.programs.set_health(id, Health::default()).unwrap();
-                if is_here {
-                    let key = EndpointKey { address: at(*who), service };
-                    self.programs.set_endpoint(key, Endpoint { backend: id, generation: 1 }).unwrap();
-                }
-            }
-            let count = u32::try_from(backends.len()).unwrap();
-            for slot in 0..SLOTS {
-                let value =
-                    Slot { backend: backend_id(service, slot % count), generation: 9, service, backend_generation: 1 };
-                self.programs.set_slot(service * SLOTS + slot, value).unwrap();
-            }
-            let frontends = [
-                (at(Who::Vip), PORT, frontend_kind::LOAD_BALANCER, service_flags::DSR),
-                ([0; N], NODE_PORT, frontend_kind::NODE_PORT, service_flags::DSR),
-                (at(Who::Vip), PORT + 1, frontend_kind::LOAD_BALANCER, 0),
-            ];
-            for (address, port, kind, flags) in frontends {
-                let key = ServiceKey { address, port, protocol, pad: 0 };
-                self.programs.set_service(key, entry(&key, service, kind, flags)).unwrap();
-            }
+        if self.v6 {
+            self.tables6 = served(backends);
+            self.programs.fill(&self.tables6).unwrap();
+        } else {
+            self.tables4 = served(backends);
+            self.programs.fill(&self.tables4).unwrap();
         }
     }
 
-    /// Changes the backend of both services at this place in their slots.
-    pub fn change(&mut self, at: u32, edit: impl Fn(&mut Backend<4>)) {
-        // What is changed is in both families at the same place.
-        for service in [SERVICE, SERVICE + 1] {
-            let id = backend_id(service, at);
-            if self.v6 {
-                let mut record = self.programs.tables6.backends.get(&id, 0).unwrap();
-                let mut plain = backend([0; 4], service, record.flags & backend_flags::LOCAL != 0);
-                edit(&mut plain);
-                (record.state, record.generation, record.deadline_ds) =
-                    (plain.state, plain.generation, plain.deadline_ds);
-                self.programs.tables6.backends.set(id, record, 0).unwrap();
-            } else {
-                let mut record = self.programs.tables4.backends.get(&id, 0).unwrap();
-                edit(&mut record);
-                self.programs.tables4.backends.set(id, record, 0).unwrap();
-            }
+    /// Changes state, deadline and generation of the backend of both services at this place in their slots.
+    pub fn change(&mut self, at: u32, life: (u8, u32, u32)) {
+        if self.v6 {
+            change(&mut self.programs, &mut self.tables6, at, life);
+        } else {
+            change(&mut self.programs, &mut self.tables4, at, life);
         }
     }
 
@@ -171,13 +131,9 @@ impl Scenario {
         let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
         let since_s = u32::try_from(now.tv_sec()).unwrap();
         let health = Health { generation: 1, ejected_s: since_s, probe_s: since_s, ..Health::default() };
-        let id = backend_id(SERVICE, at);
-        if self.v6 {
-            Maps::<16>::set_health(&mut self.programs, id, health)
-        } else {
-            Maps::<4>::set_health(&mut self.programs, id, health)
-        }
-        .unwrap();
+        let (id, programs) = (backend_id(SERVICE, at), &mut self.programs);
+        let table = if self.v6 { &mut programs.state6.health } else { &mut programs.state4.health };
+        table.set(id, health, 0).unwrap();
     }
 
     /// How many entries flows have, and half-open ones.
@@ -203,26 +159,18 @@ impl Scenario {
 
     /// A packet of the client's.
     pub fn asks(&self, protocol: Protocol, port: u16, tcp_flags: u8) -> Frame {
-        let sequence = if tcp_flags & lb_tests::oracle::SYN != 0 { ISN } else { ISN + 1 };
+        let syn = tcp_flags & lb_tests::oracle::SYN != 0;
         Frame {
-            protocol,
-            src: SocketAddr::new(ip(self.v6, Who::Client), port),
-            dst: SocketAddr::new(ip(self.v6, Who::Vip), PORT),
             tcp_flags,
-            sequence,
+            sequence: if syn { ISN } else { ISN + 1 },
             acknowledgement: 7,
-            ip_options: Vec::new(),
-            tcp_options: Vec::new(),
             payload: b"something to carry".to_vec(),
             hops: 57,
-            identification: 0x1234,
-            dont_fragment: true,
-            more_fragments: false,
-            fragment_offset: 0,
-            without_checksum: false,
-            checksum_error: 0,
-            padding: 0,
-            macs: ([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]),
+            ..Frame::between(
+                protocol,
+                SocketAddr::new(ip(self.v6, Who::Client), port),
+                SocketAddr::new(ip(self.v6, Who::Vip), PORT),
+            )
         }
     }
 
@@ -248,42 +196,63 @@ fn backend_id(service: u32, at: u32) -> u32 {
     10 * service + at
 }
 
-fn backend<const N: usize>(address: [u8; N], service: u32, is_here: bool) -> Backend<N> {
-    Backend {
-        address,
-        port: TARGET,
-        state: backend_state::ACTIVE,
-        flags: backend_flags::SERVING
-            | backend_flags::IN_CLUSTER_SET
-            | if is_here { backend_flags::LOCAL | backend_flags::IN_LOCAL_SET } else { 0 },
-        generation: 1,
-        service,
-        deadline_ds: 0,
-        drain_ds: 0,
-        uid_hash: 7,
-        weight: 1,
-        pad: 0,
+fn served<const N: usize>(backends: &[Who]) -> Memory<N>
+where
+    IpAddr: Octets<N>,
+{
+    let at = |who| ip(N == 16, who).octets();
+    let whole = u32::try_from(8 * N).unwrap();
+    let networks = vec![(at(Who::Peer), whole, network_flags::PEER), (at(Who::Own), whole, network_flags::NODE)];
+    let mut tables = Memory { networks, own: Some(Masquerade::new(at(Who::Own), &[])), ..Memory::empty() };
+    let count = u32::try_from(backends.len()).unwrap();
+    for (service, protocol) in [(SERVICE, TCP), (SERVICE + 1, UDP)] {
+        for (id, who) in (backend_id(service, 0)..).zip(backends) {
+            let mut backend = active(service, (at(*who), TARGET));
+            if *who == Who::Here {
+                backend.flags |= backend_flags::IN_LOCAL_SET;
+                let key = EndpointKey { address: at(*who), service };
+                tables.endpoints.insert(key, Endpoint { backend: id, generation: 1 });
+            } else {
+                backend.flags &= !backend_flags::LOCAL;
+            }
+            tables.backends.insert(id, backend);
+        }
+        let slot =
+            |slot| Slot { backend: backend_id(service, slot % count), generation: 9, service, backend_generation: 1 };
+        tables.slots.extend((0..SLOTS).map(|at| (service * SLOTS + at, slot(at))));
+        let frontends = [
+            ((at(Who::Vip), PORT), frontend_kind::LOAD_BALANCER, service_flags::DSR),
+            (([0; N], NODE_PORT), frontend_kind::NODE_PORT, service_flags::DSR),
+            ((at(Who::Vip), PORT + 1), frontend_kind::LOAD_BALANCER, 0),
+        ];
+        for (end, kind, flags) in frontends {
+            let key = frontend(protocol, end);
+            let (slot_base, external_base) = (service * SLOTS, service * SLOTS);
+            let (slot_count, external_count) = (SLOTS, SLOTS);
+            tables.services.insert(key, Service { id: service, generation: 9, kind, flags, ..Service::NONE });
+            tables.edit(key, |service| {
+                let ranges = Service { slot_base, slot_count, external_base, external_count, ..*service };
+                *service = Service { scheduler: scheduler::MAGLEV, ..ranges };
+            });
+        }
     }
+    tables
 }
 
-fn entry<const N: usize>(key: &ServiceKey<N>, id: u32, kind: u8, flags: u8) -> Service {
-    let value = Service {
-        id,
-        generation: 9,
-        slot_base: id * SLOTS,
-        slot_count: SLOTS,
-        external_base: id * SLOTS,
-        external_count: SLOTS,
-        seal: 0,
-        affinity_timeout_s: 0,
-        scheduler: scheduler::MAGLEV,
-        flags,
-        kind,
-        pad: 0,
-        rate: 0,
-        burst: 0,
-    };
-    Service { seal: seal(key, &value), ..value }
+fn change<const N: usize>(
+    programs: &mut LoadedPrograms,
+    tables: &mut Memory<N>,
+    at: u32,
+    (state, deadline_ds, generation): (u8, u32, u32),
+) where
+    LoadedPrograms: Maps<N>,
+{
+    let before = tables.clone();
+    for service in [SERVICE, SERVICE + 1] {
+        let backend = tables.backends.get_mut(&backend_id(service, at)).unwrap();
+        *backend = Backend { state, deadline_ds, generation, ..*backend };
+    }
+    programs.write(&before, tables).unwrap();
 }
 
 /// The frame in an outer header of its family (RFC 2003, RFC 2473).
