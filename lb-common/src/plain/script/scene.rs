@@ -236,10 +236,10 @@ impl<const N: usize> Scene<N> {
         match what {
             // A connection that goes whole to another node has no reply tuple.
             2..=4 if flow.port != 0 => tables.flows.extend(adopted(key, &flow, now_s)),
-            5 if flow_state::is_given(flow.state) => {
+            5 if flow.is_given() => {
                 tables.flows.insert(key, Flow { fin: fin::SENT, opposite_fin: fin::SENT, ..flow });
             }
-            6 => tables.flows.retain(|at, flow| ![key, opposite].contains(at) || !flow_state::is_given(flow.state)),
+            6 => tables.flows.retain(|at, flow| ![key, opposite].contains(at) || !flow.is_given()),
             _ => {
                 for key in [key, opposite] {
                     let open = tables.flows.get_mut(&key);
