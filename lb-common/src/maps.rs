@@ -66,7 +66,7 @@ macro_rules! for_each_map {
                     Affinity = AFFINITY4 "affinity4", AFFINITY6 "affinity6": LruHashMap<abi::AffinityKey<N>, abi::Affinity>[limits::AFFINITY], Noted;
                     /// Ports of fragmented datagrams, from the first fragment.
                     Fragments = FRAGMENTS4 "fragments4", FRAGMENTS6 "fragments6": LruHashMap<abi::FragmentKey<N>, abi::Fragment>[limits::FRAGMENTS], Fragments(FAMILY);
-                    /// Packets and bytes of flow entries; as many as the flow tables of their family have with `--flow-counters`.
+                    /// Packets and bytes of flow entries; as many as `flows` and `udp_flows` of their family have with `--flow-counters`.
                     Traffic = TRAFFIC4 "traffic4", TRAFFIC6 "traffic6": LruHashMap<abi::FlowKey<N>, abi::Traffic>[1], Counted is_resizable;
                 }
                 one {
@@ -216,6 +216,7 @@ impl Family {
 
 /// The declaration of a map that is pinned in a set of tables.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a mark of its own")]
 pub struct Table {
     pub id: MapId,
     pub name: &'static str,

@@ -217,6 +217,7 @@ pub trait Tables<const N: usize>: Maps {
 
     /// A counter of [`crate::client_shares`].
     #[inline(always)]
+    #[allow(clippy::cast_possible_wrap, clippy::cast_sign_loss, reason = "counters wrap")]
     fn client_share(&mut self, counter: u32) -> u32 {
         // Two CPUs that take the same connection off leave less than nothing.
         let count = self.get::<map::ClientShares>(&counter).unwrap_or(0) as i32;

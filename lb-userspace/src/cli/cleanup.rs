@@ -61,7 +61,7 @@ fn of_ballast(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Gives the connections to kube-proxy.
 fn give(maps: &Path) -> anyhow::Result<()> {
-    let mut maps = Pinned::open(maps)?;
+    let maps = Pinned::open(maps)?;
     let rules = Leftovers::find()?;
     let is_missing = |family: &Family| !rules.serves(*family);
     if rules.modes().is_empty() || families(&maps)?.iter().any(is_missing) {
@@ -70,7 +70,7 @@ fn give(maps: &Path) -> anyhow::Result<()> {
         );
     }
     let progress = Progress::start("giving the connections to netfilter");
-    let given = hand_over(&mut maps);
+    let given = hand_over(&maps);
     drop(progress);
     let given = given?;
     let (count, hold) = (given.connections, given.longest_hold.as_millis());

@@ -9,7 +9,7 @@ use lb_common::state::{SourcePorts, Timeouts};
 
 use super::stored::{DecisionContext, Stored};
 use lb_netlink::route;
-use lb_tables::{MapError, MapSet, TableOf, VipFilterReader, open_path_read_only};
+use lb_tables::{MapError, MapSet, VipFilterReader, open_path_read_only};
 
 /// The set of tables in force, and of the maps that the programs own those that a decision reads.
 pub struct Live {
@@ -21,8 +21,8 @@ impl Live {
     /// Opens the set of tables in `dir`. `programs`: the folder of the maps that are pinned with the programs.
     pub fn open(dir: &Path, programs: &Path) -> Result<Self, MapError> {
         let mut maps = MapSet::open_read_only(dir)?;
-        of_programs::<map::Buckets>(programs).into_iter().for_each(|table| maps.add::<map::Buckets>(&table));
-        of_programs::<map::FloodUntil>(programs).into_iter().for_each(|table| maps.add::<map::FloodUntil>(&table));
+        add_of_programs::<map::Buckets>(&mut maps, programs);
+        add_of_programs::<map::FloodUntil>(&mut maps, programs);
         Ok(Self { maps, vip_filter: VipFilterReader::open(dir)? })
     }
 
@@ -48,16 +48,19 @@ impl Live {
     }
 }
 
-/// A map that is pinned with the programs, under its name and their digest. `None`: there is none, or two starts have left one each.
-fn of_programs<M: Map>(folder: &Path) -> Option<TableOf<M>> {
-    let entries = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
+/// Adds a map that is pinned with the programs, under its name and their digest. It is left out if two starts have left one each.
+fn add_of_programs<M: Map>(maps: &mut MapSet, folder: &Path) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_one = |path: &PathBuf| {
         let found = path.file_name().and_then(|found| found.to_str());
         found.is_some_and(|found| found.split_once('-').map_or(found, |(map, _)| map) == M::NAME)
     };
     let mut found = entries.filter(is_one);
-    let path = found.next().filter(|_| found.next().is_none())?;
-    open_path_read_only::<M>(&path).ok()
+    if let Some(path) = found.next().filter(|_| found.next().is_none())
+        && let Ok(table) = open_path_read_only::<M>(&path)
+    {
+        maps.add::<M>(&table);
+    }
 }
 
 impl Stored for Live {

@@ -28,9 +28,10 @@ impl<'a, S: Stored> Overlay<'a, S> {
         Self { stored, settings, seed: settings.seed, written: HashMap::new(), trace: Trace::default() }
     }
 
-    /// What was written for this key, if anything was.
-    fn written<K: Record, V: Record>(&self, map: MapId, key: &K) -> Option<Option<V>> {
-        self.written.get(&(map, bytes_of(key).to_vec())).map(|value| value.as_deref().and_then(from_bytes))
+    /// What was written for this key; else what was stored.
+    fn written_or<K: Record, V: Record>(&self, map: MapId, key: &K, stored: impl FnOnce() -> Option<V>) -> Option<V> {
+        let written = self.written.get(&(map, bytes_of(key).to_vec()));
+        written.map_or_else(stored, |value| value.as_deref().and_then(from_bytes))
     }
 
     fn write<K: Record, V: Record>(&mut self, map: MapId, key: &K, value: Option<&V>) {
@@ -39,7 +40,7 @@ impl<'a, S: Stored> Overlay<'a, S> {
 
     /// The element under this key, unless the decision has removed it.
     fn at<M: Map>(&self, key: &M::Key) -> Option<M::Value> {
-        self.written(M::ID, key).unwrap_or_else(|| self.stored.get::<M>(key))
+        self.written_or(M::ID, key, || self.stored.get::<M>(key))
     }
 
     fn is_flood_within(&self, longer_s: u32) -> bool {
@@ -63,7 +64,7 @@ impl<S: Stored> Maps for Overlay<'_, S> {
         (map, key, stored): (MapId, M::Key, M::Value),
         with: impl FnOnce(&mut M::Value) -> R,
     ) -> Option<R> {
-        let before = self.written(map, &key).unwrap_or(Some(stored))?;
+        let before = self.written_or(map, &key, || Some(stored))?;
         let mut value = before;
         let result = with(&mut value);
         if bytes_of(&value) != bytes_of(&before) {

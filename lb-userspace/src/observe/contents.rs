@@ -203,7 +203,7 @@ fn family<const N: usize>(maps: &MapSet, wanted: Wanted) -> Result<FamilyContent
 }
 
 /// Half-open flow entries, and the others.
-pub(super) type Flows<const N: usize> = (Vec<(FlowKey<N>, HalfOpen<N>)>, Vec<(FlowKey<N>, Flow<N>)>);
+pub(super) type Flows<const N: usize> = (Elements<map::HalfOpen<N>>, Elements<map::Flows<N>>);
 
 /// All flow entries of a family.
 pub(super) fn flows<const N: usize>(maps: &MapSet) -> Result<Flows<N>, MapError> {
@@ -225,8 +225,11 @@ fn walk<M: Map>(maps: &MapSet, mut look: impl FnMut(&M::Value)) -> Result<Fill, 
     Ok((M::NAME, FillReport { entries, capacity: table.capacity().into() }))
 }
 
+/// The elements of a map.
+pub(super) type Elements<M> = Vec<(<M as Map>::Key, <M as Map>::Value)>;
+
 /// Every element of a map.
-pub(super) fn all<M: Map>(maps: &MapSet) -> Result<Vec<(M::Key, M::Value)>, MapError> {
+pub(super) fn all<M: Map>(maps: &MapSet) -> Result<Elements<M>, MapError> {
     maps.of::<M>().read().map_err(failed::<M>(maps))
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use lb_common::abi::{Backend, V4, backend_state};
+use lb_common::map;
 use lb_tables::Pinned;
 
 use super::{Packets, now_ns};
@@ -70,7 +71,7 @@ impl TableReader {
         let worker = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 let mut records = Vec::new();
-                let read = pinned.backends4.each(|id, record: &Backend<V4>| {
+                let read = pinned.of::<map::Backends<4>>().each(|id, record: &Backend<V4>| {
                     if record.state != backend_state::FREE {
                         records.push((*id, *record));
                     }

@@ -12,14 +12,11 @@ use super::{HostSide, Lockstep, Maps, bits, demanded, goes_whole, tuple};
 use crate::test_run::{Hook, LoadedPrograms, Ran};
 
 /// The pinned maps, opened for reading alone.
-pub struct Explained {
-    v4: Live<4>,
-    v6: Live<16>,
-}
+pub struct Explained(Live);
 
 impl Explained {
     pub fn open(pins: &Path) -> Result<Self> {
-        Ok(Self { v4: Live::open(pins, pins)?, v6: Live::open(pins, pins)? })
+        Ok(Self(Live::open(pins, pins)?))
     }
 }
 
@@ -27,34 +24,6 @@ impl Explained {
 pub struct Foretold<const N: usize> {
     pub verdict: Verdict<N>,
     explanation: Explanation,
-}
-
-/// The family's maps.
-pub trait Foretells<const N: usize> {
-    /// `chances`: so many times the same is asked again with another chance.
-    fn foretell(&self, settings: DecisionContext, hook: Hook, packet: Packet<N>, chances: u32) -> Result<Foretold<N>>;
-}
-
-impl Foretells<4> for Explained {
-    fn foretell(&self, settings: DecisionContext, hook: Hook, packet: Packet<4>, chances: u32) -> Result<Foretold<4>> {
-        let own = self.v4.settings(settings.now_ns, SourcePorts::DEFAULT);
-        ensure!(own.timeouts == settings.timeouts, "the tables note other timeouts");
-        foretell(&self.v4, settings, hook, packet, chances)
-    }
-}
-
-impl Foretells<16> for Explained {
-    fn foretell(
-        &self,
-        settings: DecisionContext,
-        hook: Hook,
-        packet: Packet<16>,
-        chances: u32,
-    ) -> Result<Foretold<16>> {
-        let own = self.v6.settings(settings.now_ns, SourcePorts::DEFAULT);
-        ensure!(own.timeouts == settings.timeouts, "the tables note other timeouts");
-        foretell(&self.v6, settings, hook, packet, chances)
-    }
 }
 
 /// The decision, and the explanation of it, which must not promise what chance decides.
@@ -98,7 +67,6 @@ const fn seen(hook: Hook) -> Seen {
 impl<const N: usize> HostSide<N>
 where
     LoadedPrograms: Maps<N>,
-    Explained: Foretells<N>,
 {
     /// What `ballast explain` says of the packet; `None`: it is not asked. XDP leaves some steps to tc, and explain is about tc.
     pub(super) fn explain(&self, lockstep: &Lockstep, hook: Hook, packet: Packet<N>) -> Result<Option<Foretold<N>>> {
@@ -115,7 +83,9 @@ where
         };
         // Each question reads some tables as a whole: other chances are for every fourth packet.
         let chances = if lockstep.tally.steps.is_multiple_of(4) { 3 } else { 0 };
-        explained.foretell(settings, hook, packet, chances).map(Some)
+        let own = explained.0.settings::<N>(settings.now_ns, SourcePorts::DEFAULT);
+        ensure!(own.timeouts == settings.timeouts, "the tables note other timeouts");
+        foretell(&explained.0, settings, hook, packet, chances).map(Some)
     }
 }
 

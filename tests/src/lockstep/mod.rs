@@ -21,7 +21,7 @@ use lb_common::outcome::Outcome;
 use lb_common::plain::Memory;
 use lb_common::plain::script::{Next, Scene, Script};
 
-pub use explained::{Explained, Foretells, Foretold};
+pub use explained::{Explained, Foretold};
 pub use maps::Maps;
 use maps::same;
 
@@ -186,7 +186,6 @@ const TOLD: usize = 12;
 impl<const N: usize> HostSide<N>
 where
     LoadedPrograms: Maps<N>,
-    Explained: Foretells<N>,
 {
     /// Changes until a packet, and the packet; `false`: the script is over. SCTP, fragments, ICMP errors and outer headers are for the rungs
     /// `headers` and `tunnelled`.

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
-use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use lb_common::abi::{
-    Backend, Flow, FlowKey, Masquerade, Network, NetworkKey, SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, Source,
-    SourceKey, TCP, UDP, Vip, VipKey, backend_flags, backend_state, flow_flags, frontend_kind, network_flags, seal,
-    service_flags, vip_flags,
+    Backend, Masquerade, Network, NetworkKey, SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, Source, SourceKey, TCP,
+    UDP, Vip, VipKey, backend_flags, backend_state, flow_flags, frontend_kind, network_flags, seal, service_flags,
+    vip_flags,
 };
 
 use lb_common::client_shares::Counters;
@@ -18,7 +17,7 @@ use lb_common::service_cidrs::Cover;
 use super::client::Client;
 use super::model::{self, AddressKind, BackendState, Drain, Model, Torn, Whose};
 use super::wire::Protocol;
-use crate::test_run::{FamilyMaps, LoadedPrograms, MapNames, Of};
+use crate::test_run::{FamilyMaps, LoadedPrograms};
 
 /// Slots of a service begin at its id times this.
 pub const SLOTS_PER_SERVICE: u32 = 16;
@@ -194,12 +193,6 @@ fn write_frontend<const N: usize>(
 ) -> Result<()>
 where
     IpAddr: Bytes<N>,
-    Of<N>: MapNames,
-    ServiceKey<N>: Pod,
-    Backend<N>: Pod,
-    FlowKey<N>: Pod,
-    Flow<N>: Pod,
-    SourceKey<N>: Pod,
 {
     let (id, generation, slot_base) = (service.id, service.id + 100, service.id * SLOTS_PER_SERVICE);
     let external_base = slot_base + SLOTS_PER_SERVICE / 2;
@@ -250,12 +243,6 @@ where
 fn write_ranges<const N: usize>(tables: &mut FamilyMaps<N>, service: &model::Service) -> Result<()>
 where
     IpAddr: Bytes<N>,
-    Of<N>: MapNames,
-    ServiceKey<N>: Pod,
-    Backend<N>: Pod,
-    FlowKey<N>: Pod,
-    Flow<N>: Pod,
-    SourceKey<N>: Pod,
 {
     tables.clear_sources(service.id)?;
     for range in service.ranges.iter().flatten() {

@@ -1,5 +1,6 @@
 //! Reads the flow tables of a node: empty once every flow is over.
 
+use lb_common::map;
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,12 +16,12 @@ const OVER: Duration = Duration::from_secs(90);
 pub fn left(bpffs: &Path) -> Result<Vec<String>> {
     let pinned = Pinned::open(&bpffs.join("ballast/tables"))?;
     let mut all = Vec::new();
-    pinned.flows4.each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
-    pinned.flows6.each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
-    pinned.udp_flows4.each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
-    pinned.udp_flows6.each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
-    pinned.half_open4.each(|key, half| all.push(format!("{key:?} {half:?}")))?;
-    pinned.half_open6.each(|key, half| all.push(format!("{key:?} {half:?}")))?;
+    pinned.of::<map::Flows<4>>().each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
+    pinned.of::<map::Flows<16>>().each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
+    pinned.of::<map::UdpFlows<4>>().each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
+    pinned.of::<map::UdpFlows<16>>().each(|key, flow| all.push(format!("{key:?} {flow:?}")))?;
+    pinned.of::<map::HalfOpen<4>>().each(|key, half| all.push(format!("{key:?} {half:?}")))?;
+    pinned.of::<map::HalfOpen<16>>().each(|key, half| all.push(format!("{key:?} {half:?}")))?;
     Ok(all)
 }
 

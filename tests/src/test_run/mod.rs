@@ -29,7 +29,7 @@ pub use hook::Hook;
 pub use object::{object, workspace};
 pub use sockets::Whose;
 pub use state_tables::StateTables;
-pub use tables::{FamilyMaps, MapNames, Of};
+pub use tables::FamilyMaps;
 
 /// What a program did.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,27 +2,19 @@
 //! those of services, of pods and nodes, those that this node masquerades by, and of backends by which other nodes name them.
 
 use anyhow::Result;
+use aya::Ebpf;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, MapData};
-use aya::{Ebpf, Pod};
 use lb_common::abi::{
     Affinity, AffinityKey, Endpoint, EndpointKey, FlowKey, HalfOpen, Health, Masquerade, Network, NetworkKey, Vip,
-    VipKey, map_name,
+    VipKey,
 };
+use lb_common::map::{self, Map};
 
 use super::{keys, take};
 
 /// Half-open flows, health, affinities, vips, networks and masquerade addresses of one family.
-pub struct StateTables<const N: usize>
-where
-    FlowKey<N>: Pod,
-    HalfOpen<N>: Pod,
-    AffinityKey<N>: Pod,
-    VipKey<N>: Pod,
-    NetworkKey<N>: Pod,
-    Masquerade<N>: Pod,
-    EndpointKey<N>: Pod,
-{
+pub struct StateTables<const N: usize> {
     pub half_open: HashMap<MapData, FlowKey<N>, HalfOpen<N>>,
     pub health: Array<MapData, Health>,
     pub affinity: HashMap<MapData, AffinityKey<N>, Affinity>,
@@ -32,46 +24,16 @@ where
     pub endpoints: HashMap<MapData, EndpointKey<N>, Endpoint>,
 }
 
-impl<const N: usize> StateTables<N>
-where
-    FlowKey<N>: Pod,
-    HalfOpen<N>: Pod,
-    AffinityKey<N>: Pod,
-    VipKey<N>: Pod,
-    NetworkKey<N>: Pod,
-    Masquerade<N>: Pod,
-    EndpointKey<N>: Pod,
-{
+impl<const N: usize> StateTables<N> {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self> {
-        let [half_open, health, affinity, vips, networks, masquerade, endpoints] = if N == 4 {
-            [
-                map_name::HALF_OPEN4,
-                map_name::HEALTH4,
-                map_name::AFFINITY4,
-                map_name::VIPS4,
-                map_name::NETWORKS4,
-                map_name::MASQUERADE4,
-                map_name::ENDPOINTS4,
-            ]
-        } else {
-            [
-                map_name::HALF_OPEN6,
-                map_name::HEALTH6,
-                map_name::AFFINITY6,
-                map_name::VIPS6,
-                map_name::NETWORKS6,
-                map_name::MASQUERADE6,
-                map_name::ENDPOINTS6,
-            ]
-        };
         Ok(Self {
-            half_open: take(ebpf, half_open)?.try_into()?,
-            health: take(ebpf, health)?.try_into()?,
-            affinity: take(ebpf, affinity)?.try_into()?,
-            vips: take(ebpf, vips)?.try_into()?,
-            networks: take(ebpf, networks)?.try_into()?,
-            masquerade: take(ebpf, masquerade)?.try_into()?,
-            endpoints: take(ebpf, endpoints)?.try_into()?,
+            half_open: take(ebpf, map::HalfOpen::<N>::NAME)?.try_into()?,
+            health: take(ebpf, map::Health::<N>::NAME)?.try_into()?,
+            affinity: take(ebpf, map::Affinity::<N>::NAME)?.try_into()?,
+            vips: take(ebpf, map::Vips::<N>::NAME)?.try_into()?,
+            networks: take(ebpf, map::Networks::<N>::NAME)?.try_into()?,
+            masquerade: take(ebpf, map::Masquerade::<N>::NAME)?.try_into()?,
+            endpoints: take(ebpf, map::Endpoints::<N>::NAME)?.try_into()?,
         })
     }
 

@@ -1,50 +1,16 @@
 //! The maps of one address family, as the programs read them.
 
 use anyhow::Result;
+use aya::Ebpf;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, MapData};
-use aya::{Ebpf, Pod};
-use lb_common::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot, Source, SourceKey, UDP, map_name};
+use lb_common::abi::{Backend, Flow, FlowKey, Service, ServiceKey, Slot, Source, SourceKey, UDP};
+use lb_common::map::{self, Map};
 
 use super::{keys, take};
 
-/// The records of an address family can be stored in maps.
-pub trait MapNames {
-    const SERVICES: &str;
-    const BACKENDS: &str;
-    const FLOWS: &str;
-    const UDP_FLOWS: &str;
-    const SOURCES: &str;
-}
-
-/// Names the maps of a family by the length of its addresses.
-pub struct Of<const N: usize>;
-
-impl MapNames for Of<4> {
-    const SERVICES: &str = map_name::SERVICES4;
-    const BACKENDS: &str = map_name::BACKENDS4;
-    const FLOWS: &str = map_name::FLOWS4;
-    const UDP_FLOWS: &str = map_name::UDP_FLOWS4;
-    const SOURCES: &str = map_name::SOURCES4;
-}
-
-impl MapNames for Of<16> {
-    const SERVICES: &str = map_name::SERVICES6;
-    const BACKENDS: &str = map_name::BACKENDS6;
-    const FLOWS: &str = map_name::FLOWS6;
-    const UDP_FLOWS: &str = map_name::UDP_FLOWS6;
-    const SOURCES: &str = map_name::SOURCES6;
-}
-
 /// Services, slots, backends, flows and source ranges of one family.
-pub struct FamilyMaps<const N: usize>
-where
-    ServiceKey<N>: Pod,
-    Backend<N>: Pod,
-    FlowKey<N>: Pod,
-    Flow<N>: Pod,
-    SourceKey<N>: Pod,
-{
+pub struct FamilyMaps<const N: usize> {
     pub services: HashMap<MapData, ServiceKey<N>, Service>,
     pub slots: Array<MapData, Slot>,
     pub backends: Array<MapData, Backend<N>>,
@@ -53,23 +19,15 @@ where
     pub sources: LpmTrie<MapData, SourceKey<N>, Source>,
 }
 
-impl<const N: usize> FamilyMaps<N>
-where
-    Of<N>: MapNames,
-    ServiceKey<N>: Pod,
-    Backend<N>: Pod,
-    FlowKey<N>: Pod,
-    Flow<N>: Pod,
-    SourceKey<N>: Pod,
-{
+impl<const N: usize> FamilyMaps<N> {
     pub(super) fn take(ebpf: &mut Ebpf, slots: MapData) -> Result<Self> {
         Ok(Self {
-            services: take(ebpf, Of::<N>::SERVICES)?.try_into()?,
+            services: take(ebpf, map::Services::<N>::NAME)?.try_into()?,
             slots: aya::maps::Map::Array(slots).try_into()?,
-            backends: take(ebpf, Of::<N>::BACKENDS)?.try_into()?,
-            flows: take(ebpf, Of::<N>::FLOWS)?.try_into()?,
-            udp_flows: take(ebpf, Of::<N>::UDP_FLOWS)?.try_into()?,
-            sources: take(ebpf, Of::<N>::SOURCES)?.try_into()?,
+            backends: take(ebpf, map::Backends::<N>::NAME)?.try_into()?,
+            flows: take(ebpf, map::Flows::<N>::NAME)?.try_into()?,
+            udp_flows: take(ebpf, map::UdpFlows::<N>::NAME)?.try_into()?,
+            sources: take(ebpf, map::Sources::<N>::NAME)?.try_into()?,
         })
     }
 

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::time::Duration;
 
+use lb_common::map;
 use lb_common::outcome::Outcome;
 use lb_tables::Pinned;
 use lb_tests::agent::{Agent, Manifest};
@@ -354,10 +355,10 @@ fn an_error_about_an_answer_finds_the_backend() {
 /// Empties a node's tables of flows.
 fn forget(bpffs: &Path) {
     let tables = Pinned::open(&bpffs.join("ballast/tables")).unwrap();
-    for (key, _) in tables.half_open4.read().unwrap() {
-        tables.half_open4.remove(&key).unwrap();
+    for (key, _) in tables.of::<map::HalfOpen<4>>().read().unwrap() {
+        tables.of::<map::HalfOpen<4>>().remove(&key).unwrap();
     }
-    for (key, _) in tables.half_open6.read().unwrap() {
-        tables.half_open6.remove(&key).unwrap();
+    for (key, _) in tables.of::<map::HalfOpen<16>>().read().unwrap() {
+        tables.of::<map::HalfOpen<16>>().remove(&key).unwrap();
     }
 }

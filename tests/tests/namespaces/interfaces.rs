@@ -1,6 +1,7 @@
 //! Interfaces come, go and are renamed a thousand times. Each is attached when its notification comes, and new pods are served at once, also with no
 //! agent running. Nothing is left of those that are gone. Lost notifications cost a full listing, nothing else.
 
+use lb_common::map;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -51,7 +52,7 @@ impl Held {
         Self {
             descriptors: count(format!("/proc/{}/fd", agent.pid().unwrap())),
             attachments: count(pins.join("attachments").display().to_string()),
-            entries: Pinned::open(&pins.join("tables")).unwrap().links.keys().count(),
+            entries: Pinned::open(&pins.join("tables")).unwrap().of::<map::Links>().read().unwrap().len(),
             maps: count(pins.join("tables").display().to_string()),
         }
     }

@@ -1,5 +1,6 @@
 //! Sockets of host processes end when their backend is gone: no program sees their packets, so the agent has the kernel do it.
 
+use lb_common::map;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -90,7 +91,10 @@ fn connections_of_host_processes_end_at_the_deadline_and_no_others() {
     assert!(metrics.contains(&line), "{line} is not in {metrics}");
     // Only those that live have entries: no socket keeps the backend's id from being used again.
     let maps = Pinned::open(&agent.bpffs().join("ballast/tables")).unwrap();
-    assert_eq!(maps.sockets4.read().unwrap().len() + maps.sockets6.read().unwrap().len(), asked.len());
+    assert_eq!(
+        maps.of::<map::Sockets<4>>().read().unwrap().len() + maps.of::<map::Sockets<16>>().read().unwrap().len(),
+        asked.len()
+    );
 }
 
 /// Past the drain period the agent ends what the backend leaves unanswered for 15 s, found in a round of 5 s; all others at the eviction deadline.
@@ -220,7 +224,7 @@ fn an_idle_unconnected_socket_holds_no_backend_that_is_gone() {
     agent.apply(&Manifest::of([Service::web(fixture.endpoints()[..1].to_vec())])).unwrap();
     let live = 2 * servers.iter().filter(|server| *server == "b0").count();
     eventually("the entries of the others are gone", SOON, || {
-        (maps.sockets4.read().unwrap().len() == live).then_some(())
+        (maps.of::<map::Sockets<4>>().read().unwrap().len() == live).then_some(())
     });
     for socket in &sockets {
         assert_eq!(socket.ask_at(to, "after").unwrap().server, "b0");

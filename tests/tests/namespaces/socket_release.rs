@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_common::abi::SOCKET_PAIRS;
+use lb_common::map;
 use lb_tables::Pinned;
 use lb_tests::agent::{Agent, Manifest, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods, serve};
@@ -15,7 +16,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 /// Entries of both families.
 fn entries(agent: &Agent) -> usize {
     let maps = Pinned::open(&agent.bpffs().join("ballast/tables")).unwrap();
-    maps.sockets4.read().unwrap().len() + maps.sockets6.read().unwrap().len()
+    maps.of::<map::Sockets<4>>().read().unwrap().len() + maps.of::<map::Sockets<16>>().read().unwrap().len()
 }
 
 /// Connects and closes, with a RST: 10,000 ports in TIME-WAIT would be missed by others.

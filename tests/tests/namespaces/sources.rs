@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use lb_common::abi::{Masquerade, Network, NetworkKey, map_name, network_flags};
+use lb_common::abi::{Masquerade, Network, NetworkKey, network_flags};
 use lb_common::limits;
-use lb_tables::{Calls, Table};
+use lb_common::map::{self, Prefix};
+use lb_tables::{Calls, TableOf, open_table};
 use lb_tests::agent::{Agent, External, Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
@@ -16,25 +17,23 @@ const FLAGS: [&str; 2] = ["--cluster-cidr=10.244.0.0/16,fd00:10::/56", "--audit-
 
 fn masquerade(node: &Node) -> BTreeMap<u32, IpAddr> {
     let dir = node.bpffs().join("ballast/tables");
-    let table: Table<u32, Masquerade<4>> = Table::open(&dir, map_name::MASQUERADE4, &Calls::default()).unwrap();
+    let table = open_table::<map::Masquerade<4>>(&dir, &Calls::default()).unwrap();
     table.read().unwrap().into_iter().map(|(ifindex, value)| (ifindex, (*value.address(0)).into())).collect()
 }
 
 fn masquerade6(node: &Node) -> BTreeMap<u32, IpAddr> {
     let dir = node.bpffs().join("ballast/tables");
-    let table: Table<u32, Masquerade<16>> = Table::open(&dir, map_name::MASQUERADE6, &Calls::default()).unwrap();
+    let table = open_table::<map::Masquerade<16>>(&dir, &Calls::default()).unwrap();
     table.read().unwrap().into_iter().map(|(ifindex, value)| (ifindex, (*value.address(0)).into())).collect()
 }
 
-type Networks = Table<aya::maps::lpm_trie::Key<NetworkKey<4>>, Network>;
-
-fn networks_table(node: &Node) -> Networks {
-    Table::open(&node.bpffs().join("ballast/tables"), map_name::NETWORKS4, &Calls::default()).unwrap()
+fn networks_table(node: &Node) -> TableOf<map::Networks<4>> {
+    open_table::<map::Networks<4>>(&node.bpffs().join("ballast/tables"), &Calls::default()).unwrap()
 }
 
 fn networks(node: &Node) -> BTreeMap<String, u32> {
     let all = networks_table(node).read().unwrap();
-    all.iter().map(|(key, value)| (text(key.data().address, key.prefix_len()), value.flags)).collect()
+    all.iter().map(|(key, value)| (text(key.data.address, key.bits), value.flags)).collect()
 }
 
 fn text(address: [u8; 4], length: u32) -> String {
@@ -103,10 +102,10 @@ fn what_somebody_edits_is_put_right_and_told() {
     for (key, _) in table.read().unwrap() {
         table.remove(&key).unwrap();
     }
-    let other_network = aya::maps::lpm_trie::Key::new(24, NetworkKey { address: [198, 18, 0, 0] });
+    let other_network = Prefix::new(24, NetworkKey { address: [198, 18, 0, 0] });
     table.put(&other_network, &Network { flags: network_flags::PODS }).unwrap();
     let dir = node.bpffs().join("ballast/tables");
-    let addresses: Table<u32, Masquerade<4>> = Table::open(&dir, map_name::MASQUERADE4, &Calls::default()).unwrap();
+    let addresses = open_table::<map::Masquerade<4>>(&dir, &Calls::default()).unwrap();
     addresses.put(&0, &Masquerade::new([198, 18, 0, 1], &[])).unwrap();
     // A round of the agent's own may have come in between: it tells what it repaired, too.
     let found = finds(&agent);

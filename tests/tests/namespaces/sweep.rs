@@ -13,6 +13,7 @@ use lb_common::abi::{
     half_open_flags, map_name, tag,
 };
 use lb_common::decide::{Now, pair_key};
+use lb_common::map;
 use lb_common::state::Timeouts;
 use lb_model::{Family, Monotonic};
 use lb_plan::apply::{KernelStore, Programmer};
@@ -117,7 +118,7 @@ fn what_is_over_goes_and_what_lives_stays() -> Result<()> {
     let (maps, programmer) = (pin_maps(dir.path())?, programmer(dir.path())?);
     let mut kept = BTreeSet::new();
     let mut put = |half: Half, stays: bool| {
-        maps.flows4.put(&half.0, &half.1)?;
+        maps.of::<map::Flows<4>>().put(&half.0, &half.1)?;
         if stays {
             kept.insert(half.0);
         }
@@ -144,16 +145,16 @@ fn what_is_over_goes_and_what_lives_stays() -> Result<()> {
         refused: 0,
     };
     let [forward, reply] = flow(6, 3, flow_state::HALF_OPEN, 0);
-    maps.half_open4.put(&forward.0, &half_open(forward, NOW - 1, 0, [4, 5, 0]))?;
-    maps.half_open4.put(&reply.0, &half_open(reply, LONG_AGO, 0, [4, 5, 0]))?;
+    maps.of::<map::HalfOpen<4>>().put(&forward.0, &half_open(forward, NOW - 1, 0, [4, 5, 0]))?;
+    maps.of::<map::HalfOpen<4>>().put(&reply.0, &half_open(reply, LONG_AGO, 0, [4, 5, 0]))?;
     let [_, left] = flow(7, 6, flow_state::HALF_OPEN, 0);
-    maps.half_open4.put(&left.0, &half_open(left, LONG_AGO, half_open_flags::LOST, [0; 3]))?;
+    maps.of::<map::HalfOpen<4>>().put(&left.0, &half_open(left, LONG_AGO, half_open_flags::LOST, [0; 3]))?;
     // An affinity of a service that is not there; counters with and without a flow.
     let client = AffinityKey { client: [10, 1, 0, 1], service: 9, netns: 0 };
-    maps.affinity4
+    maps.of::<map::Affinity<4>>()
         .put(&client, &Affinity { tag: affinity_tag(&client), backend: 1, generation: 1, seen_ds: NOW * 10 })?;
     for half in [flow(2, 1, flow_state::OPEN, 0)[0], flow(1, 1, flow_state::OPEN, 0)[0]] {
-        maps.traffic4.put(&half.0, &Traffic { packets: 1, bytes: 64, since_s: 1, pad: 0 })?;
+        maps.of::<map::Traffic<4>>().put(&half.0, &Traffic { packets: 1, bytes: 64, since_s: 1, pad: 0 })?;
     }
 
     let id = |id| BackendId { family: Family::V4, id };
@@ -161,9 +162,9 @@ fn what_is_over_goes_and_what_lives_stays() -> Result<()> {
     let (seen, swept) = sweep(&maps, &programmer, start)?;
     let names = [map_name::HALF_OPEN4, map_name::FLOWS4, map_name::AFFINITY4, map_name::TRAFFIC4];
     assert_eq!(swept, names.into_iter().zip([1, 5, 1, 1]).collect::<Vec<_>>());
-    let left: BTreeSet<FlowKey<4>> = maps.flows4.read()?.into_iter().map(|(key, _)| key).collect();
+    let left: BTreeSet<FlowKey<4>> = maps.of::<map::Flows<4>>().read()?.into_iter().map(|(key, _)| key).collect();
     assert_eq!(left, kept);
-    assert_eq!(maps.half_open4.read()?.len(), 2, "the flow that goes on keeps both directions");
+    assert_eq!(maps.of::<map::HalfOpen<4>>().read()?.len(), 2, "the flow that goes on keeps both directions");
     assert_eq!(seen.referred, [1, 2, 3, 4, 5].map(id).into(), "6 and 7 may be given away");
     assert_eq!(seen.idle(), [6, 8].map(id).into());
     let (_, swept) = sweep(&maps, &programmer, Start::default())?;
@@ -181,7 +182,7 @@ fn a_flow_that_comes_to_life_keeps_at_least_one_direction() -> Result<()> {
     let (seed, mut woken_in_all) = (lb_seed::of_run(), 0);
     for round in 0..10 {
         for half in (0..FLOWS).flat_map(|index| flow(index, 1, flow_state::OPEN, LONG_AGO)) {
-            maps.flows4.put(&half.0, &half.1)?;
+            maps.of::<map::Flows<4>>().put(&half.0, &half.1)?;
         }
         let (begin, over) = (Barrier::new(2), AtomicBool::new(false));
         let woken = std::thread::scope(|scope| -> Result<BTreeSet<u16>> {
@@ -195,11 +196,11 @@ fn a_flow_that_comes_to_life_keeps_at_least_one_direction() -> Result<()> {
                     let mut halves = flow(index, 1, flow_state::OPEN, NOW);
                     halves.swap(0, random.below(2));
                     let [(key, _), (other, fresh)] = halves;
-                    let Some(found) = packets.flows4.get(&key)? else { continue };
+                    let Some(found) = packets.of::<map::Flows<4>>().get(&key)? else { continue };
                     // Taken out meanwhile: a program would write to an element that nobody finds any more.
-                    packets.flows4.replace(&key, &Flow { seen_s: NOW, ..found })?;
-                    if !packets.flows4.replace(&other, &fresh)? {
-                        packets.flows4.put_new(&other, &fresh)?;
+                    packets.of::<map::Flows<4>>().replace(&key, &Flow { seen_s: NOW, ..found })?;
+                    if !packets.of::<map::Flows<4>>().replace(&other, &fresh)? {
+                        packets.of::<map::Flows<4>>().put_new(&other, &fresh)?;
                     }
                     woken.insert(index);
                 }
@@ -210,7 +211,7 @@ fn a_flow_that_comes_to_life_keeps_at_least_one_direction() -> Result<()> {
             over.store(true, Ordering::Relaxed);
             waker.join().unwrap()
         })?;
-        let left: BTreeSet<FlowKey<4>> = maps.flows4.read()?.into_iter().map(|(key, _)| key).collect();
+        let left: BTreeSet<FlowKey<4>> = maps.of::<map::Flows<4>>().read()?.into_iter().map(|(key, _)| key).collect();
         for index in &woken {
             let [(forward, _), (reply, _)] = flow(*index, 1, flow_state::OPEN, 0);
             assert!(left.contains(&forward) || left.contains(&reply), "flow {index} of round {round} is lost");
@@ -227,12 +228,12 @@ fn a_drifted_count_is_set_right_and_what_programs_write_beside_it_stays() -> Res
     let service = fixture.web();
     let agent = fixture.agent(&Manifest::of([service]), &[]);
     let maps = Pinned::open(&agent.bpffs().join("ballast/tables"))?;
-    let connections = Connections::map(&maps.health4)?;
-    let mut backends = maps.backends4.read()?.into_iter().filter(|(_, record)| record.generation != 0);
+    let connections = Connections::map(&maps.of::<map::Health<4>>())?;
+    let mut backends = maps.of::<map::Backends<4>>().read()?.into_iter().filter(|(_, record)| record.generation != 0);
     let (id, record) = backends.next().context("a backend")?;
     let drifted =
         Health { generation: record.generation, answered_s: 17, ejected_s: 18, connections: 40, ..Health::default() };
-    maps.health4.put(&id, &drifted)?;
+    maps.of::<map::Health<4>>().put(&id, &drifted)?;
     assert_eq!(connections.of(id, record.generation), 40);
     for counter in [0, 7] {
         maps.client_shares.change(counter, 40);
@@ -241,7 +242,7 @@ fn a_drifted_count_is_set_right_and_what_programs_write_beside_it_stays() -> Res
         (connections.of(id, record.generation) == 0).then_some(())
     });
     eventually("no client is", SOON, || maps.client_shares.read().iter().all(|count| *count == 0).then_some(()));
-    let health = maps.health4.get(&id)?.context("an array")?;
+    let health = maps.of::<map::Health<4>>().get(&id)?.context("an array")?;
     assert_eq!((health.answered_s, health.ejected_s), (17, 18));
     eventually("it is counted", SOON, || {
         let page = agent.metrics().ok()?;
@@ -282,8 +283,8 @@ fn ids_and_slots_of_a_hundred_generations_come_back() -> Result<()> {
     held.ask("two").unwrap_err();
     drop(held);
     let maps = Pinned::open(&agent.bpffs().join("ballast/tables"))?;
-    for (key, _) in maps.flows4.read()? {
-        maps.flows4.remove(&key)?;
+    for (key, _) in maps.of::<map::Flows<4>>().read()? {
+        maps.of::<map::Flows<4>>().remove(&key)?;
     }
     eventually("no id is held", 3 * SOON, || (counts()? == (0, 4)).then_some(()));
     // Everything goes.

@@ -17,7 +17,7 @@ use crate::workspace::Workspace;
 pub const BINARIES: [&str; 4] = ["core", "packets", "namespaces", "cluster"];
 
 /// Modules whose tests make no network of their own and mostly wait: each test has servers to itself on loopback.
-const SIDE_BY_SIDE: [&str; 1] = ["api_faults"];
+const SIDE_BY_SIDE: [&str; 3] = ["api_faults", "freshness", "kube"];
 
 /// A module of a test binary.
 #[derive(Clone, Debug, PartialEq, Eq)]

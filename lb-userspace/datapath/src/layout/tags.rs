@@ -30,19 +30,11 @@ pub(super) fn set(map: &str, key: &[u8], value: &mut [u8]) {
     }
 }
 
-fn flow<const N: usize>(key: &[u8], value: &mut [u8])
-where
-    FlowKey<N>: Pod,
-    Flow<N>: Pod,
-{
+fn flow<const N: usize>(key: &[u8], value: &mut [u8]) {
     with(key, value, |key: &FlowKey<N>, flow: &mut Flow<N>| flow.tag = tag(key));
 }
 
-fn half_open<const N: usize>(key: &[u8], value: &mut [u8])
-where
-    FlowKey<N>: Pod,
-    HalfOpen<N>: Pod,
-{
+fn half_open<const N: usize>(key: &[u8], value: &mut [u8]) {
     with(key, value, |key: &FlowKey<N>, entry: &mut HalfOpen<N>| entry.flow.tag = tag(key));
 }
 

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use aya::Pod;
 use lb_common::abi::{Backend, SocketKey, SocketPeer, UDP, V4, V6, socket_direction};
 use lb_common::map;
 use lb_common::state;
@@ -81,9 +80,6 @@ fn of_family<const N: usize>(
     found: &mut Found,
 ) -> io::Result<()>
 where
-    SocketKey<N>: Pod,
-    SocketPeer<N>: Pod,
-    Backend<N>: Pod,
     IpAddr: From<[u8; N]>,
 {
     let mut entries = Vec::new();
@@ -124,11 +120,7 @@ fn remove_from<const N: usize>(
     sockets: &Table<SocketKey<N>, SocketPeer<N>>,
     key: &SocketKey<N>,
     peer: &SocketPeer<N>,
-) -> io::Result<()>
-where
-    SocketKey<N>: Pod,
-    SocketPeer<N>: Pod,
-{
+) -> io::Result<()> {
     let same =
         |found: &SocketPeer<N>| (found.backend, found.backend_generation) == (peer.backend, peer.backend_generation);
     let direction = match key.direction {

@@ -71,10 +71,7 @@ fn read<K: Pod, V: Pod>(table: &Table<K, V>) -> Result<Vec<(K, V)>, StoreError> 
     table.read().map_err(|error| failed(table.name(), "reading", &error))
 }
 
-fn services<const N: usize>(table: &Table<ServiceKey<N>, Service>, loaded: &mut Loaded) -> Result<(), StoreError>
-where
-    ServiceKey<N>: Pod,
-{
+fn services<const N: usize>(table: &Table<ServiceKey<N>, Service>, loaded: &mut Loaded) -> Result<(), StoreError> {
     for (key, entry) in read(table)? {
         match records::frontend(&key) {
             Some(frontend) => loaded.frontends.push((frontend, entry)),
@@ -89,10 +86,7 @@ fn backends<const N: usize>(
     family: Family,
     ids: Range<u32>,
     loaded: &mut Loaded,
-) -> Result<(), StoreError>
-where
-    Backend<N>: Pod,
-{
+) -> Result<(), StoreError> {
     let mut from = ids.start;
     let end = ids.end.min(table.capacity());
     while from < end {
@@ -113,7 +107,6 @@ where
 
 fn endpoints<const N: usize>(table: &Table<EndpointKey<N>, Endpoint>, loaded: &mut Loaded) -> Result<(), StoreError>
 where
-    EndpointKey<N>: Pod,
     IpAddr: From<[u8; N]>,
 {
     let found = read(table)?;
@@ -121,10 +114,7 @@ where
     Ok(())
 }
 
-fn sources<const N: usize>(table: &Table<Prefix<SourceKey<N>>, Source>, loaded: &mut Loaded) -> Result<(), StoreError>
-where
-    SourceKey<N>: Pod,
-{
+fn sources<const N: usize>(table: &Table<Prefix<SourceKey<N>>, Source>, loaded: &mut Loaded) -> Result<(), StoreError> {
     for (key, source) in read(table)? {
         match records::source(&key) {
             Some((service, network)) => loaded.sources.push((service, network, source)),
@@ -134,10 +124,7 @@ where
     Ok(())
 }
 
-fn vips<const N: usize>(table: &Table<VipKey<N>, Vip>, loaded: &mut Loaded) -> Result<(), StoreError>
-where
-    VipKey<N>: Pod,
-{
+fn vips<const N: usize>(table: &Table<VipKey<N>, Vip>, loaded: &mut Loaded) -> Result<(), StoreError> {
     let found = read(table)?;
     loaded.vips.extend(found.iter().filter_map(|(key, vip)| Some((records::vip(key)?, *vip))));
     Ok(())

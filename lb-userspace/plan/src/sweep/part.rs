@@ -83,8 +83,6 @@ impl SweepContext<'_> {
         seen: &mut Seen,
     ) -> io::Result<Part>
     where
-        FlowKey<N>: Pod,
-        Flow<N>: Pod,
         IpAddr: From<[u8; N]>,
     {
         pass(table, position, count, |key, flow| {
@@ -144,11 +142,7 @@ impl SweepContext<'_> {
         (key, flow): (&FlowKey<N>, &Flow<N>),
         family: Family,
         seen: &mut Seen,
-    ) -> io::Result<bool>
-    where
-        FlowKey<N>: Pod,
-        Flow<N>: Pod,
-    {
+    ) -> io::Result<bool> {
         let other = pair_key(key, flow);
         let pair = table.get(&other)?.filter(|pair| is_pair(key, flow, pair));
         if key.protocol == UDP {
@@ -175,8 +169,6 @@ impl SweepContext<'_> {
         seen: &mut Seen,
     ) -> io::Result<Part>
     where
-        FlowKey<N>: Pod,
-        HalfOpen<N>: Pod,
         IpAddr: From<[u8; N]>,
     {
         let is_silent =
@@ -215,10 +207,7 @@ impl SweepContext<'_> {
         position: &mut Position,
         count: usize,
         seen: &mut Seen,
-    ) -> io::Result<Part>
-    where
-        AffinityKey<N>: Pod,
-    {
+    ) -> io::Result<Part> {
         let is_over = |key: &AffinityKey<N>, affinity: &Affinity| {
             let frontends =
                 self.programmed.services().get(key.service).into_iter().flat_map(|service| &service.frontends);
@@ -245,11 +234,7 @@ fn sockets<const N: usize>(
     position: &mut Position,
     count: usize,
     seen: &mut Seen,
-) -> io::Result<Part>
-where
-    SocketKey<N>: Pod,
-    SocketPeer<N>: Pod,
-{
+) -> io::Result<Part> {
     pass(table, position, count, |_, peer| {
         seen.socket(BackendId { family, id: peer.backend });
         Ok(false)
@@ -263,12 +248,7 @@ fn traffic<const N: usize>(
     half_open: &Table<FlowKey<N>, HalfOpen<N>>,
     position: &mut Position,
     count: usize,
-) -> io::Result<Part>
-where
-    FlowKey<N>: Pod,
-    Flow<N>: Pod,
-    HalfOpen<N>: Pod,
-{
+) -> io::Result<Part> {
     pass(table, position, count / 2, |key, _| {
         let flows = if key.protocol == UDP { udp_flows } else { flows };
         let is_over = flows.get(key)?.is_none() && half_open.get(key)?.is_none();

@@ -1,15 +1,20 @@
 //! Tables in memory: one service, `demo/web`, and its backends.
 
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 
 use lb_common::abi::{
-    Affinity, AffinityKey, Backend, Bucket, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, Link,
-    Service, ServiceKey, ServiceName, Slot, TCP, Vip, VipKey, backend_flags, backend_state, network_flags, seal,
+    Affinity, AffinityKey, Backend, Bucket, BucketKey, Flow, FlowKey, HalfOpen, Health, Masquerade, Network,
+    NetworkKey, Service, ServiceKey, ServiceName, Slot, Source, SourceKey, TCP, Vip, VipKey, backend_flags,
+    backend_state, network_flags, seal,
 };
+use lb_common::map::{Map, MapId, Prefix};
+use lb_common::service_cidrs::Cover;
 use lb_common::state::{SourcePorts, Timeouts};
+use lb_tables::to_chars;
 
 use crate::explain::{DecisionContext, Stored};
-use lb_tables::to_chars;
 
 pub const SERVICE: u32 = 7;
 pub const NOW_S: u32 = 1_000;
@@ -104,108 +109,82 @@ impl Memory {
     }
 }
 
-impl Stored<4> for Memory {
-    fn service(&self, key: &ServiceKey<4>) -> Option<Service> {
-        self.services.get(key).copied()
+/// The value, where it is one of this map.
+fn of<M: Map, V: 'static>(value: Option<V>) -> Option<M::Value> {
+    (&value? as &dyn Any).downcast_ref().copied()
+}
+
+/// The key, where it is one of this type.
+fn key_as<M: Map, K: Copy + 'static>(key: &M::Key) -> Option<K> {
+    (key as &dyn Any).downcast_ref().copied()
+}
+
+impl Memory {
+    fn all_of<M: Map, K: 'static + Copy, V: 'static + Copy>(map: &BTreeMap<K, V>) -> Vec<(M::Key, M::Value)> {
+        let cast =
+            |(key, value): (&K, &V)| Some(((key as &dyn Any).downcast_ref().copied()?, of::<M, V>(Some(*value))?));
+        map.iter().filter_map(cast).collect()
+    }
+}
+
+impl Stored for Memory {
+    fn get<M: Map>(&self, key: &M::Key) -> Option<M::Value> {
+        match M::ID {
+            MapId::SERVICES4 => of::<M, _>(self.services.get(&key_as::<M, _>(key)?).copied()),
+            MapId::SLOTS => of::<M, _>(self.slots.get(&key_as::<M, _>(key)?).copied()),
+            MapId::BACKENDS4 => of::<M, _>(self.backends.get(&key_as::<M, _>(key)?).copied()),
+            MapId::FLOWS4 => of::<M, _>(self.flows.get(&key_as::<M, _>(key)?).copied()),
+            MapId::HALF_OPEN4 => of::<M, _>(self.half_open.get(&key_as::<M, _>(key)?).copied()),
+            MapId::HEALTH4 => of::<M, _>(Some(self.health.get(&key_as::<M, _>(key)?).copied().unwrap_or_default())),
+            MapId::AFFINITY4 => of::<M, _>(self.affinity.get(&key_as::<M, _>(key)?).copied()),
+            MapId::BUCKETS => of::<M, _>(self.buckets.get(&key_as::<M, _>(key)?).copied()),
+            MapId::SOURCES4 => {
+                let Prefix { data: SourceKey { service, .. }, .. } = key_as::<M, Prefix<SourceKey<4>>>(key)?;
+                of::<M, _>(self.admits.then_some(Source { service }))
+            }
+            MapId::VIPS4 => {
+                let VipKey { address } = key_as::<M, VipKey<4>>(key)?;
+                of::<M, _>(self.vips.get(&address).map(|flags| Vip { flags: *flags }))
+            }
+            MapId::NETWORKS4 => {
+                let Prefix { data: NetworkKey { address }, .. } = key_as::<M, Prefix<NetworkKey<4>>>(key)?;
+                of::<M, _>(self.networks.get(&address).map(|flags| Network { flags: *flags }))
+            }
+            MapId::SERVICE_CIDRS => {
+                let services = self.networks.iter().filter(|(_, flags)| **flags & network_flags::SERVICES != 0);
+                of::<M, _>(Some(Cover::of(services.map(|(address, _)| (*address, 32)))))
+            }
+            MapId::MASQUERADE4 => of::<M, _>(self.masquerade.map(|address| Masquerade::new(address, &[]))),
+            MapId::ROUND_ROBIN => of::<M, _>(Some(u64::from(self.round_robin))),
+            MapId::ADOPTION => of::<M, _>(Some(self.adoption)),
+            MapId::FAST_PATH => of::<M, _>(Some(self.fast_path)),
+            MapId::NAMES => of::<M, _>((key_as::<M, u32>(key)? == SERVICE).then(|| ServiceName {
+                namespace: to_chars("demo"),
+                name: to_chars("web"),
+                port_name: to_chars("http"),
+                port: 80,
+                protocol: TCP,
+                pad: 0,
+            })),
+            _ => None,
+        }
     }
 
-    fn services(&self) -> Vec<(ServiceKey<4>, Service)> {
-        self.services.iter().map(|(key, service)| (*key, *service)).collect()
+    fn all<M: Map>(&self) -> Vec<(M::Key, M::Value)> {
+        match M::ID {
+            MapId::SERVICES4 => Self::all_of::<M, _, _>(&self.services),
+            MapId::BACKENDS4 => Self::all_of::<M, _, _>(&self.backends),
+            other => panic!("{} is not read as a whole", other.name()),
+        }
     }
 
-    fn slot(&self, index: u32) -> Option<Slot> {
-        self.slots.get(&index).copied()
+    fn is_ruled_out(&self, address: IpAddr) -> bool {
+        let IpAddr::V4(address) = address else { return false };
+        let address = address.octets();
+        !self.services.keys().any(|key| key.address == address) && !self.vips.contains_key(&address)
     }
 
-    fn backend(&self, id: u32) -> Option<Backend<4>> {
-        self.backends.get(&id).copied()
-    }
-
-    fn backends(&self, service: u32) -> Vec<(u32, Backend<4>)> {
-        let of = self.backends.iter().filter(|(_, backend)| backend.service == service);
-        of.map(|(id, backend)| (*id, *backend)).collect()
-    }
-
-    fn flow(&self, key: &FlowKey<4>) -> Option<Flow<4>> {
-        self.flows.get(key).copied()
-    }
-
-    fn half_open(&self, key: &FlowKey<4>) -> Option<HalfOpen<4>> {
-        self.half_open.get(key).copied()
-    }
-
-    fn admitted(&self, _: u32, _: &[u8; 4]) -> bool {
-        self.admits
-    }
-
-    fn is_ruled_out(&self, address: &[u8; 4]) -> bool {
-        !self.services.keys().any(|key| key.address == *address) && !self.vips.contains_key(address)
-    }
-
-    fn may_be_in_service_cidr(&self, address: &[u8; 4]) -> bool {
-        self.network(address) & network_flags::SERVICES != 0
-    }
-
-    fn health(&self, backend: u32) -> Option<Health> {
-        Some(self.health.get(&backend).copied().unwrap_or_default())
-    }
-
-    fn affinity(&self, key: &AffinityKey<4>) -> Option<Affinity> {
-        self.affinity.get(key).copied()
-    }
-
-    fn client_share(&self, _: u32) -> u32 {
+    fn link_to<const N: usize>(&self, _: &[u8; N]) -> u32 {
         0
-    }
-
-    fn round_robin(&self, _: u32) -> u32 {
-        self.round_robin
-    }
-
-    fn vip(&self, key: &VipKey<4>) -> Option<Vip> {
-        self.vips.get(&key.address).map(|flags| Vip { flags: *flags })
-    }
-
-    fn network(&self, address: &[u8; 4]) -> u32 {
-        self.networks.get(address).copied().unwrap_or_default()
-    }
-
-    fn masquerade(&self, _: &[u8; 4], _: u32) -> Option<[u8; 4]> {
-        self.masquerade
-    }
-
-    fn endpoint(&self, _: &EndpointKey<4>) -> Option<Endpoint> {
-        None
-    }
-
-    fn bucket(&self, key: &BucketKey) -> Option<Bucket> {
-        self.buckets.get(key).copied()
-    }
-
-    fn flood_until_s(&self) -> u32 {
-        0
-    }
-
-    fn adoption(&self) -> u32 {
-        self.adoption
-    }
-
-    fn fast_path(&self) -> u32 {
-        self.fast_path
-    }
-
-    fn link(&self, _: u32) -> Option<Link> {
-        None
-    }
-
-    fn name(&self, service: u32) -> Option<ServiceName> {
-        (service == SERVICE).then(|| ServiceName {
-            namespace: to_chars("demo"),
-            name: to_chars("web"),
-            port_name: to_chars("http"),
-            port: 80,
-            protocol: TCP,
-            pad: 0,
-        })
     }
 }

@@ -72,14 +72,19 @@ fn both_ends_get_addresses_of_one_family() {
 fn a_service_is_found_by_name_and_port() {
     let memory = Memory::serving(1);
     for port in [None, Some("80"), Some("http")] {
-        assert_eq!(resolve(&memory, ("demo", "web", port), None), Ok((VIP, 80, TCP)));
+        assert_eq!(resolve::<4, _>(&memory, ("demo", "web", port), None), Ok((VIP, 80, TCP)));
     }
-    assert_eq!(resolve(&memory, ("demo", "web", Some("81")), None), Err(NotResolved::Unknown("demo/web:81".into())));
-    assert!(resolve(&memory, ("demo", "web", None), Some(UDP)).is_err());
-    assert!(resolve(&memory, ("other", "web", None), None).is_err());
+    assert_eq!(
+        resolve::<4, _>(&memory, ("demo", "web", Some("81")), None),
+        Err(NotResolved::Unknown("demo/web:81".into()))
+    );
+    assert!(resolve::<4, _>(&memory, ("demo", "web", None), Some(UDP)).is_err());
+    assert!(resolve::<4, _>(&memory, ("other", "web", None), None).is_err());
     let mut memory = memory;
     let (key, service) = memory.services.first_key_value().map(|(key, service)| (*key, *service)).unwrap();
     memory.services.insert(lb_common::abi::ServiceKey { protocol: UDP, ..key }, service);
-    let Err(NotResolved::Ambiguous { choices, .. }) = resolve(&memory, ("demo", "web", None), None) else { panic!() };
+    let Err(NotResolved::Ambiguous { choices, .. }) = resolve::<4, _>(&memory, ("demo", "web", None), None) else {
+        panic!()
+    };
     assert_eq!(choices, "80/tcp, 80/udp");
 }

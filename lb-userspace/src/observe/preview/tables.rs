@@ -18,5 +18,5 @@ pub fn read(dir: &Path) -> Result<Contents, MapError> {
 fn family<const N: usize>(maps: &MapSet) -> Result<FamilyContents<N>, MapError> {
     let (half_open, flows) = contents::flows(maps)?;
     let sockets = contents::all::<map::Sockets<N>>(maps)?;
-    Ok(FamilyContents { half_open, flows, sockets, ..FamilyContents::default() })
+    Ok(FamilyContents { flows, half_open, sockets, ..FamilyContents::default() })
 }

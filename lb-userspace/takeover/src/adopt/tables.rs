@@ -4,7 +4,6 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
-use aya::Pod;
 use lb_common::abi::{Flow, FlowKey, UDP, V4, V6, fin, flow_flags, flow_state};
 use lb_common::decide::pair_key;
 use lb_common::map;
@@ -115,8 +114,6 @@ impl AdoptionTables {
 
 impl<const N: usize> Flows<N>
 where
-    FlowKey<N>: Pod,
-    Flow<N>: Pod,
     IpAddr: From<[u8; N]>,
 {
     /// That of established connections, and that of UDP.

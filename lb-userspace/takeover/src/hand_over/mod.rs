@@ -16,7 +16,6 @@ mod entry;
 use std::io;
 use std::time::Duration;
 
-use aya::Pod;
 use lb_common::{
     abi::{Flow, FlowKey, HalfOpen, flow_flags, flow_state},
     decide::{Now, is_pair, pair_key},
@@ -81,11 +80,7 @@ pub fn families(maps: &Pinned) -> Result<Vec<conntrack::Family>, HandOverError> 
     Ok(all.into_iter().filter(|(is_there, _)| *is_there).map(|(_, family)| family).collect())
 }
 
-fn has_given<const N: usize>(table: &Table<FlowKey<N>, Flow<N>>, timeouts: &Timeouts) -> io::Result<bool>
-where
-    FlowKey<N>: Pod,
-    Flow<N>: Pod,
-{
+fn has_given<const N: usize>(table: &Table<FlowKey<N>, Flow<N>>, timeouts: &Timeouts) -> io::Result<bool> {
     let (now, mut found) = (now(), false);
     table.each(|key, flow| found |= entry::is_given(key, flow, timeouts, now))?;
     Ok(found)
@@ -141,11 +136,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    fn table<const N: usize>(&mut self, table: &Table<FlowKey<N>, Flow<N>>) -> Result<(), HandOverError>
-    where
-        FlowKey<N>: Pod,
-        Flow<N>: Pod,
-    {
+    fn table<const N: usize>(&mut self, table: &Table<FlowKey<N>, Flow<N>>) -> Result<(), HandOverError> {
         let mut cursor = table.cursor();
         while !cursor.is_done() {
             let (keys, flows) = table.read_part(&mut cursor, PART)?;
@@ -163,11 +154,7 @@ impl Work<'_> {
         &mut self,
         table: &Table<FlowKey<N>, Flow<N>>,
         connections: &[(FlowKey<N>, Flow<N>)],
-    ) -> Result<(), HandOverError>
-    where
-        FlowKey<N>: Pod,
-        Flow<N>: Pod,
-    {
+    ) -> Result<(), HandOverError> {
         let held = clock();
         for (key, flow) in connections {
             set_state(table, key, flow, flow_state::HELD, now())?;
@@ -215,11 +202,7 @@ impl Work<'_> {
 }
 
 /// Whether clients wait for the end of a handshake.
-fn has_handshakes<const N: usize>(table: &Table<FlowKey<N>, HalfOpen<N>>) -> io::Result<bool>
-where
-    FlowKey<N>: Pod,
-    HalfOpen<N>: Pod,
-{
+fn has_handshakes<const N: usize>(table: &Table<FlowKey<N>, HalfOpen<N>>) -> io::Result<bool> {
     let (now, mut found) = (now(), false);
     let limit_s = u32::try_from(HANDSHAKES.as_secs()).unwrap_or(u32::MAX);
     table.each(|_, entry| {
@@ -243,11 +226,7 @@ fn set_state<const N: usize>(
     flow: &Flow<N>,
     state: u8,
     now: Now,
-) -> io::Result<()>
-where
-    FlowKey<N>: Pod,
-    Flow<N>: Pod,
-{
+) -> io::Result<()> {
     let reply_key = pair_key(key, flow);
     for (own, is_reply) in [(key, false), (&reply_key, true)] {
         let Some(mut entry) = table.get(own)? else { continue };

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use aya::maps::MapData;
 use lb_common::abi::map_name;
+use lb_common::map;
 use lb_tables::Pinned;
 use lb_tests::topology::NetNs;
 use serde::Serialize;
@@ -75,7 +76,7 @@ pub fn measure(ballast: &Ballast<'_>, ground: &Ground<'_>, folder: &Path, stop: 
     let (grown_before, counters_before) = (maps.bytes(&growing)?, maps.bytes(&[map_name::STATS])?);
     let (_server, open) = connect(ground, stop)?;
     let pinned = maps.open()?;
-    let flows = f64::from(u32::try_from(pinned.flows4.read()?.len())?) / f64::from(CONNECTIONS);
+    let flows = f64::from(u32::try_from(pinned.of::<map::Flows<4>>().read()?.len())?) / f64::from(CONNECTIONS);
     let counters = u32::try_from(pinned.stats.keys().flatten().count())?;
     let per_counter = (maps.bytes(&[map_name::STATS])? - counters_before) / f64::from(counters);
     drop(open);
@@ -149,7 +150,8 @@ impl Maps {
     fn holds(&self, services: usize) -> Option<()> {
         let maps = self.open().ok()?;
         let count = |found: usize| found == services;
-        (count(maps.names.read().ok()?.len()) && count(maps.services4.read().ok()?.len())).then_some(())
+        (count(maps.of::<map::Names>().read().ok()?.len()) && count(maps.of::<map::Services<4>>().read().ok()?.len()))
+            .then_some(())
     }
 
     /// How many slots the service at this address has.

@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::D
 use anyhow::{Context, Result};
 use aya::EbpfLoader;
 use lb_common::abi::{Backend, ConnectKey, ConnectTimes, Slot, backend_flags, backend_state, map_name, stat_kind};
+use lb_common::map;
 use lb_model::{Family, Monotonic, Snapshot};
 use lb_objects::{
     convert,
@@ -251,7 +252,7 @@ fn connect_times_of_a_backend_that_is_gone_become_its_services_and_go_with_it() 
     let dir = tempfile::tempdir()?;
     pin_maps(dir.path(), &[(map_name::CONNECT_TIMES, 16)])?;
     let (mut store, maps) = (KernelStore::new(Pinned::open(dir.path())?), Pinned::open(dir.path())?);
-    let times = maps.connect_times.as_ref().expect("the programs' map");
+    let times = maps.find::<map::ConnectTimes>().expect("the programs' map");
     let key = |id, kind: u8| ConnectKey { id, kind: kind.into() };
     let of_service = || times.get(&key(7, stat_kind::SERVICE));
     let one = |bucket: usize, sum| {
@@ -260,7 +261,8 @@ fn connect_times_of_a_backend_that_is_gone_become_its_services_and_go_with_it() 
         times
     };
     for (id, time) in [(1, one(2, 100)), (2, one(15, 9_000))] {
-        maps.backends4.put(&id, &Backend { service: 7, ..maps.backends4.get(&id)?.expect("an element") })?;
+        maps.of::<map::Backends<4>>()
+            .put(&id, &Backend { service: 7, ..maps.of::<map::Backends<4>>().get(&id)?.expect("an element") })?;
         times.put(&key(id, stat_kind::BACKEND4), &time)?;
     }
     let free = |id| Op::FreeBackend { id: BackendId { family: Family::V4, id }, generation: 2 };
