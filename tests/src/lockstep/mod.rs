@@ -145,7 +145,6 @@ impl Lockstep {
     fn play<const N: usize>(&mut self, bytes: &[u8], seed: u64, always: bool) -> Result<()>
     where
         LoadedPrograms: Maps<N>,
-        Explained: Foretells<N>,
     {
         let Some((_, is_wide, mut script)) = Script::of(bytes) else { return Ok(()) };
         let (scene, before) = (Scene::<N>::new(is_wide), self.programs.outcomes()?);
