@@ -1,15 +1,15 @@
 //! Ballast's side of the comparison: the objects through conversion, planner and tables, and the tables' decision on a packet.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use lb_common::abi::{backend_flags, frontend_kind, service_flags, vip_flags};
 use lb_model::{Family, Monotonic, Node, Snapshot};
 use lb_objects::convert;
 use lb_plan::apply::{MemoryStore, Programmer};
-use lb_plan::plan::{BackendId, Desired, FrontendKind, Marks, NodeFacts, PlanSettings, Planner, Rule, RuleObserver};
+use lb_plan::plan::{BackendId, Desired, FrontendKind, Marks, NodeFacts, PlanSettings, Planner};
 
 use super::case::Inputs;
 use super::node;
@@ -65,8 +65,6 @@ fn this_node(zone: Option<&str>) -> Result<Node> {
 #[derive(Debug)]
 pub struct Ballast {
     pub planner: Planner,
-    /// How often each rule of the plan decided something; rules that never did are left out.
-    pub rules: BTreeMap<Rule, u64>,
     pub tables: MemoryStore,
 }
 
@@ -77,21 +75,16 @@ pub fn inputs(inputs: &Inputs, zone: Option<&str>) -> Result<Ballast> {
     let mut programmer = Programmer::restore(MemoryStore::roomy(), input.settings.clone(), now)?;
     let report = programmer.sync(&input.snapshot, &input.facts, now);
     ensure!(report.failures.is_empty(), "the tables could not be written: {:?}", report.failures);
-    let met: Arc<Mutex<BTreeMap<Rule, u64>>> = Arc::default();
-    let into = Arc::clone(&met);
-    let count = move |rule| *into.lock().unwrap_or_else(PoisonError::into_inner).entry(rule).or_default() += 1;
-    let planner = planned(&input, RuleObserver::new(count));
-    let rules = std::mem::take(&mut *met.lock().unwrap_or_else(PoisonError::into_inner));
-    Ok(Ballast { planner, rules, tables: programmer.into_store() })
+    Ok(Ballast { planner: planned(&input), tables: programmer.into_store() })
 }
 
 /// What Ballast would do with a packet, given these objects.
 pub fn fate_if_told(inputs: &Inputs, zone: Option<&str>, probe: &Probe) -> Result<Answer> {
-    Ok(fate(planned(&plan_input(inputs, zone)?, RuleObserver::default()).desired(), probe))
+    Ok(fate(planned(&plan_input(inputs, zone)?).desired(), probe))
 }
 
-fn planned(input: &PlanInput, rules: RuleObserver) -> Planner {
-    let mut planner = Planner::observed(input.settings.clone(), rules);
+fn planned(input: &PlanInput) -> Planner {
+    let mut planner = Planner::new(input.settings.clone());
     planner.update(&input.snapshot, &input.facts);
     planner
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
 use lb_model::Protocol;
-use lb_plan::plan::{Desired, Frontend, FrontendKind, Rule};
+use lb_plan::plan::{Desired, Frontend, FrontendKind};
 
 use super::ballast::{self, Ballast};
 use super::case::{Case, Inputs};
@@ -39,8 +39,6 @@ pub struct Comparison {
     pub clusters: usize,
     pub packets: usize,
     pub health_checks: usize,
-    /// How often each rule of the plan decided something.
-    pub rules: BTreeMap<Rule, u64>,
     /// Summed over the clusters.
     pub frontends: usize,
     /// Packets that differ as they should, by the name of the decision.
@@ -96,13 +94,6 @@ impl Comparison {
         Ok(differences)
     }
 
-    /// Adds the rules that decided something in a plan.
-    pub fn count_rules(&mut self, met: &BTreeMap<Rule, u64>) {
-        for rule in Rule::ALL {
-            *self.rules.entry(rule).or_default() += met.get(&rule).copied().unwrap_or_default();
-        }
-    }
-
     /// Asks both on the health-check node ports.
     pub fn compare_health(&mut self, netns: &NetNs, inputs: &Inputs, desired: &Desired) -> Vec<Counts> {
         let mut counts = health::compare(netns, inputs, desired);
@@ -119,11 +110,6 @@ impl fmt::Display for Comparison {
         for ((kind, position), fates) in &self.fates {
             let kind = kind.map_or_else(|| "none".to_owned(), |kind| format!("{kind:?}"));
             writeln!(f, "  {kind:13} {:8} {}", format!("{position:?}"), counts(fates))?;
-        }
-        writeln!(f, "rules of the plan, and how often each decided something:")?;
-        let rules: Vec<String> = self.rules.iter().map(|(rule, count)| format!("{rule:?} {count}")).collect();
-        for line in rules.chunks(5) {
-            writeln!(f, "  {}", line.join(", "))?;
         }
         writeln!(f, "known differences:")?;
         for known in &KNOWN {

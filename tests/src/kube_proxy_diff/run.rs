@@ -122,7 +122,6 @@ fn compare_batch(
         let ballast = ballast::inputs(inputs, zone).with_context(asking)?;
         let differences = comparison.compare(&rules, inputs, zone, &ballast, &mut asked).with_context(asking)?;
         let health = comparison.compare_health(reference.netns(), inputs, ballast.planner.desired());
-        comparison.count_rules(&ballast.rules);
         if !differences.is_empty() || !health.is_empty() {
             found.push((inputs, differences, health));
         }

@@ -4,7 +4,7 @@ mod port_names;
 
 use std::{cell::OnceCell, cmp::Reverse, collections::BTreeMap, net::SocketAddr};
 
-use super::{Mark, Marks, Rule, RuleObserver, Set, SortedMap, marks::PortMarks, node_context::NodeContext};
+use super::{Mark, Marks, Set, SortedMap, marks::PortMarks, node_context::NodeContext};
 use lb_model::{Endpoint, Family, Protocol, ServiceOptions, ServicePort, Slice};
 
 pub use port_names::{OtherPort, PortMismatch};
@@ -118,36 +118,29 @@ impl<'a> Listed<'a> {
         options: Option<&ServiceOptions>,
         context: &NodeContext,
         marks: &PortMarks<'_>,
-        rules: &RuleObserver,
     ) -> SortedMap<SocketAddr, DesiredEndpoint> {
         let needs_of = |family| needs[usize::from(family == Family::V6)];
         let at = self.by_port.get(&(port.name.as_str(), port.protocol)).map_or(&[][..], Vec::as_slice);
-        rules.hit_if(at.is_empty() && !self.slices.is_empty(), Rule::NoPortOfName);
-        rules.hit_if(at.len() > 1, Rule::SeveralSlices);
         let mut found: Vec<Candidate<'_>> = Vec::new();
         for (index, number) in at {
             let slice = self.slices[*index];
             if needs_of(slice.family).any() {
                 found
                     .extend(slice.endpoints.iter().map(|endpoint| Candidate::new(endpoint, *number, options, context)));
-            } else {
-                rules.hit(Rule::OtherFamily);
             }
         }
         // One that is listed more than once: the first in the order counts, whatever the order of the slices.
         found.sort_unstable_by(|one, other| {
             one.address.cmp(&other.address).then_with(|| one.precedence().cmp(&other.precedence()))
         });
-        let all = found.len();
         found.dedup_by_key(|candidate| candidate.address);
-        rules.hit_if(found.len() < all, Rule::Duplicate);
         for candidate in &mut found {
             candidate.endpoint.mark = marks.of(candidate.address);
         }
         let second = found.partition_point(|candidate| candidate.address.is_ipv4());
         let (v4, v6) = found.split_at_mut(second);
         for (family, needs) in [v4, v6].into_iter().zip(needs) {
-            select(family, needs, context, rules);
+            select(family, needs, context);
         }
         found.into_iter().map(|candidate| (candidate.address, candidate.endpoint)).collect()
     }
@@ -202,25 +195,20 @@ enum Topology {
 }
 
 /// Chooses the endpoints of one family that take new flows.
-fn select(found: &mut [Candidate<'_>], needs: Needs, context: &NodeContext, rules: &RuleObserver) {
-    rules.hit_if(found.iter().any(|c| c.listed.ready && c.listed.terminating), Rule::NotReadyPublished);
-    rules.hit_if(found.iter().any(|c| c.endpoint.mark == Mark::Maintenance), Rule::Maintenance);
+fn select(found: &mut [Candidate<'_>], needs: Needs, context: &NodeContext) {
     if needs.cluster {
-        let best = best(found.iter().map(|c| c.endpoint), rules);
+        let best = best(found.iter().map(|c| c.endpoint));
         let any_ready = best.is_some_and(|rank| !rank.terminating);
-        let topology = if any_ready { topology(found, best, context, rules) } else { Topology::Everybody };
+        let topology = if any_ready { topology(found, best, context) } else { Topology::Everybody };
         for Candidate { endpoint, listed, .. } in found.iter_mut() {
             endpoint.in_cluster_set = best.is_some() && endpoint.rank() == best && is_meant(listed, topology, context);
         }
-        rules.hit_if(!any_ready && best.is_some(), Rule::ClusterTerminating);
     }
     if needs.local {
-        let best = best(found.iter().map(|c| c.endpoint).filter(|endpoint| endpoint.local), rules);
+        let best = best(found.iter().map(|c| c.endpoint).filter(|endpoint| endpoint.local));
         for Candidate { endpoint, .. } in found.iter_mut() {
             endpoint.in_local_set = endpoint.local && best.is_some() && endpoint.rank() == best;
         }
-        rules.hit_if(best.is_some_and(|rank| !rank.terminating), Rule::LocalReady);
-        rules.hit_if(best.is_some_and(|rank| rank.terminating), Rule::LocalTerminating);
     }
 }
 
@@ -264,27 +252,20 @@ pub(super) fn maintain(endpoints: &mut SortedMap<SocketAddr, DesiredEndpoint>, m
 }
 
 /// The best that there are.
-fn best(endpoints: impl Iterator<Item = DesiredEndpoint> + Clone, rules: &RuleObserver) -> Option<Rank> {
-    let best = endpoints.clone().filter_map(|endpoint| endpoint.rank()).min();
-    let all = best.is_some_and(|rank| rank.unhealthy);
-    rules.hit_if(all, Rule::AllUnhealthy);
-    rules.hit_if(!all && endpoints.into_iter().any(|endpoint| endpoint.mark == Mark::Unhealthy), Rule::Unhealthy);
-    best
+fn best(endpoints: impl Iterator<Item = DesiredEndpoint>) -> Option<Rank> {
+    endpoints.filter_map(|endpoint| endpoint.rank()).min()
 }
 
 /// Hints count if every endpoint that is ready has one, and one of them is meant for here: of nodes first, then of zones. One that
 /// is kept from new flows counts as one that is not ready.
-fn topology(found: &[Candidate<'_>], best: Option<Rank>, context: &NodeContext, rules: &RuleObserver) -> Topology {
+fn topology(found: &[Candidate<'_>], best: Option<Rank>, context: &NodeContext) -> Topology {
     let ready = || found.iter().filter(|c| c.endpoint.rank() == best).map(|c| c.listed);
-    for (topology, rule) in [(Topology::Node, Rule::NodeHints), (Topology::Zone, Rule::ZoneHints)] {
+    for topology in [Topology::Node, Topology::Zone] {
         let hinted = ready().filter(|endpoint| !hints(endpoint, topology).is_empty()).count();
         let complete = hinted == ready().count();
         if complete && ready().any(|endpoint| is_meant(endpoint, topology, context)) {
-            rules.hit(rule);
             return topology;
         }
-        rules.hit_if(complete, Rule::HintsForOthers);
-        rules.hit_if(!complete && hinted > 0, Rule::HintsIncomplete);
     }
     Topology::Everybody
 }

@@ -1,7 +1,5 @@
 //! What is wanted of duplicates, of hints and of nodes.
 
-use std::sync::{Arc, Mutex};
-
 use super::*;
 use crate::plan::Marks;
 use lb_model::PortKey;
@@ -31,18 +29,15 @@ fn slice(endpoint: Endpoint) -> Slice {
     }
 }
 
-fn of(slices: &[&Slice], node_name: Option<&str>) -> (DesiredEndpoint, Vec<Rule>) {
+fn of(slices: &[&Slice], node_name: Option<&str>) -> DesiredEndpoint {
     let port = ServicePort { name: String::new(), port: 80, protocol: Protocol::Tcp, node_port: None };
     let context = NodeContext { node_name: node_name.map(str::to_owned), ..NodeContext::default() };
     let needs = [Needs { cluster: true, local: true }, Needs::default()];
     let key = PortKey { service: ObjectName::new("default", "web"), port: 80, protocol: Protocol::Tcp };
-    let (marks, met) = (Marks::default(), Arc::new(Mutex::new(Vec::new())));
-    let into = Arc::clone(&met);
-    let rules = RuleObserver::new(move |rule| into.lock().unwrap().push(rule));
-    let found = Listed::new(slices.to_vec()).of_port(&port, needs, None, &context, &marks.of_port(&key), &rules);
+    let marks = Marks::default();
+    let found = Listed::new(slices.to_vec()).of_port(&port, needs, None, &context, &marks.of_port(&key));
     assert_eq!(found.len(), 1);
-    let met = met.lock().unwrap().clone();
-    (*found.values().next().unwrap(), met)
+    *found.values().next().unwrap()
 }
 
 /// A pod's address is used again, by a pod on another node: each order of the slices, seen from this node and from a third one.
@@ -51,9 +46,8 @@ fn of_two_entries_for_one_endpoint_the_ready_one_serves() {
     let (here, there) = (slice(endpoint("n1", false)), slice(endpoint("n2", true)));
     for slices in [[&here, &there], [&there, &here]] {
         for node in ["n1", "n3"] {
-            let (found, met) = of(&slices, Some(node));
+            let found = of(&slices, Some(node));
             assert!(!found.local && found.state == EndpointState::Ready && found.in_cluster_set && !found.in_local_set);
-            assert_eq!(met.iter().filter(|rule| **rule == Rule::Duplicate).count(), 1);
         }
     }
 }
@@ -63,7 +57,7 @@ fn of_two_entries_that_are_as_ready_the_local_one_counts() {
     for ready in [true, false] {
         let (here, there) = (slice(endpoint("n1", ready)), slice(endpoint("n2", ready)));
         for slices in [[&here, &there], [&there, &here]] {
-            let (found, _) = of(&slices, Some("n1"));
+            let found = of(&slices, Some("n1"));
             assert_eq!((found.local, found.in_cluster_set, found.in_local_set), (true, ready, ready));
         }
     }
@@ -78,14 +72,14 @@ fn a_pod_that_runs_counts_before_one_that_ends_at_the_same_address() {
         let runs = Endpoint { uid_hash: 2, ..endpoint("n1", ready) };
         let (ends, runs) = (slice(ends), slice(runs));
         for slices in [[&ends, &runs], [&runs, &ends]] {
-            assert_eq!(of(&slices, Some("n1")).0.uid_hash, 2);
+            assert_eq!(of(&slices, Some("n1")).uid_hash, 2);
         }
     }
 }
 
 #[test]
 fn without_a_node_name_nothing_is_local() {
-    let (found, _) = of(&[&slice(endpoint("n1", true))], None);
+    let found = of(&[&slice(endpoint("n1", true))], None);
     assert!(!found.local && found.in_cluster_set && !found.in_local_set);
 }
 
@@ -98,7 +92,7 @@ fn an_address_of_this_node_is_its_own_and_no_part_of_its_set() {
         let found = Candidate::new(&unnamed, 80, None, &context).endpoint;
         assert_eq!((found.local, found.own_address), (false, own));
     }
-    let (found, _) = of(&[&slice(unnamed)], Some("n1"));
+    let found = of(&[&slice(unnamed)], Some("n1"));
     assert!(!found.local && found.in_cluster_set && !found.in_local_set);
 }
 
@@ -110,9 +104,9 @@ fn a_set_that_no_frontend_uses_is_empty() {
     let listed = Listed::new(vec![&slice]);
     let in_sets = |needs| {
         let key = PortKey { service: ObjectName::new("default", "web"), port: 80, protocol: Protocol::Tcp };
-        let (marks, rules) = (Marks::default(), RuleObserver::default());
+        let marks = Marks::default();
         let needs = [needs, Needs::default()];
-        let found = listed.of_port(&port, needs, None, &context, &marks.of_port(&key), &rules);
+        let found = listed.of_port(&port, needs, None, &context, &marks.of_port(&key));
         found.values().map(|endpoint| (endpoint.in_cluster_set, endpoint.in_local_set)).collect::<Vec<_>>()
     };
     assert_eq!(in_sets(Needs { cluster: true, local: false }), [(true, false)]);

@@ -8,22 +8,12 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi::service_flags;
 
-use super::{Frontend, FrontendKind, Rule, RuleObserver, Set, Use, claims::Claim, mode, node_context::NodeContext};
+use super::{Frontend, FrontendKind, Set, Use, claims::Claim, mode, node_context::NodeContext};
 use lb_model::{Exposure, Family, Protocol, Refusal, Service, ServicePort, TrafficPolicy};
 
 /// True if the service is for this proxy to serve.
 pub(super) fn is_ours(service: &Service, context: &NodeContext) -> bool {
     service.exposure == Exposure::Addresses && service.proxy_name == context.proxy_name
-}
-
-/// Reports the rule by which a service is ours or not.
-pub(super) fn report_owner(service: &Service, context: &NodeContext, rules: &RuleObserver) {
-    match service.exposure {
-        Exposure::Headless => rules.hit(Rule::Headless),
-        Exposure::ExternalName => rules.hit(Rule::ExternalName),
-        Exposure::Addresses if service.proxy_name != context.proxy_name => rules.hit(Rule::OtherProxy),
-        Exposure::Addresses => rules.hit_if(service.proxy_name.is_some(), Rule::OurProxyName),
-    }
 }
 
 /// Everything that a service claims.
@@ -41,11 +31,10 @@ pub(super) fn claims(service: &Service, context: &NodeContext) -> Vec<(Frontend,
 }
 
 /// What of a service's frontends is not even claimed.
-pub(super) fn unclaimed(service: &Service, context: &NodeContext, rules: &RuleObserver) -> Vec<Refusal> {
+pub(super) fn unclaimed(service: &Service, context: &NodeContext) -> Vec<Refusal> {
     let object = || format!("Service {}", service.name);
     let mut refusals = Vec::new();
     if !service.external_ips.is_empty() && !context.external_ips {
-        rules.hit(Rule::ExternalIpsOff);
         refusals.push(Refusal::new(
             object(),
             "its external IPs are not served: --external-ips is off",
@@ -54,7 +43,6 @@ pub(super) fn unclaimed(service: &Service, context: &NodeContext, rules: &RuleOb
     }
     let external = service.external_ips.iter().filter(|_| context.external_ips);
     for address in external.chain(&service.load_balancer_ips).filter(|address| !has_family(service, **address)) {
-        rules.hit(Rule::NoClusterIpOfFamily);
         refusals.push(Refusal::new(
             object(),
             format!("{address} is not served: the service has no cluster IP of this family"),
@@ -64,7 +52,6 @@ pub(super) fn unclaimed(service: &Service, context: &NodeContext, rules: &RuleOb
     let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
     let node_ports_served = context.node_port_addresses.iter().any(|address| has_family(service, *address));
     if has_node_port && !node_ports_served {
-        rules.hit(Rule::NodePortNowhere);
         refusals.push(Refusal::new(
             object(),
             "its node ports are served on no address: this node has none that --nodeport-addresses admits",
@@ -73,7 +60,6 @@ pub(super) fn unclaimed(service: &Service, context: &NodeContext, rules: &RuleOb
     } else if has_node_port {
         let lacks = |family: &Family| context.addresses.iter().all(|address| Family::of(*address) != *family);
         for family in Family::ALL.into_iter().filter(|family| serves(service, *family)).filter(lacks) {
-            rules.hit(Rule::NodePortNowhere);
             refusals.push(Refusal::new(
                 object(),
                 format!("its node ports are served on no {family} address: this node has none"),
@@ -86,7 +72,6 @@ pub(super) fn unclaimed(service: &Service, context: &NodeContext, rules: &RuleOb
     for (frontend, _) in claimed.filter(|(f, kind)| {
         !matches!(kind, FrontendKind::ClusterIp | FrontendKind::HostSocket) && context.is_reserved(f)
     }) {
-        rules.hit(Rule::Reserved);
         refusals.push(Refusal::new(
             object(),
             format!("{frontend} is in use by the node itself (API server, kubelet or Ballast)"),

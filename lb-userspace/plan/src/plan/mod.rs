@@ -26,7 +26,6 @@ mod planner;
 mod preview;
 mod programmed;
 mod restore;
-mod rule;
 mod service;
 mod shares;
 mod sorted;
@@ -59,7 +58,6 @@ pub use programmed::{
     Backends, Capacities, DrainEnds, Drains, Frontends, ProgrammedService, ProgrammedState, Services, SlotRanges, Vips,
 };
 pub use restore::{Loaded, Part, Stray, restore};
-pub use rule::{Rule, RuleObserver};
 pub use sorted::{SortedMap, SortedSet};
 pub use sweep::{free_unreferred, sweep};
 pub use tables::MaglevTables;

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use lb_common::abi::{self, vip_flags};
 
 use super::{
-    Desired, DesiredService, Frontend, FrontendKind, HealthCheck, Marks, PlanSettings, Rule, RuleObserver,
+    Desired, DesiredService, Frontend, FrontendKind, HealthCheck, Marks, PlanSettings,
     claims::{Claim, Claimed},
     cluster_ips::ClusterIps,
     endpoints::Listed,
@@ -66,7 +66,6 @@ pub struct Planner {
     /// Service ports that endpoints lack.
     mismatched: BTreeSet<PortKey>,
     shares: Shares,
-    rules: RuleObserver,
     hold: Hold,
     /// Nothing was planned yet.
     is_fresh: bool,
@@ -85,15 +84,9 @@ impl Planner {
             desired: Desired::default(),
             checked: BTreeSet::new(),
             mismatched: BTreeSet::new(),
-            rules: RuleObserver::default(),
             hold: Hold::default(),
             is_fresh: true,
         }
-    }
-
-    /// A planner that reports each rule which decides something.
-    pub fn observed(settings: PlanSettings, rules: RuleObserver) -> Self {
-        Self { rules, ..Self::new(settings) }
     }
 
     /// What an agent before this one wrote, and what stays until enough is known. To be set before the first snapshot.
@@ -126,9 +119,8 @@ impl Planner {
         if context == self.context {
             return self.follow(snapshot, marked);
         }
-        let (rules, cluster_ips) = (std::mem::take(&mut self.rules), std::mem::take(&mut self.cluster_ips));
-        let hold = std::mem::take(&mut self.hold);
-        let fresh = Self { context, cluster_ips, rules, hold, ..Self::new(self.settings.clone()) };
+        let (cluster_ips, hold) = (std::mem::take(&mut self.cluster_ips), std::mem::take(&mut self.hold));
+        let fresh = Self { context, cluster_ips, hold, ..Self::new(self.settings.clone()) };
         let before = std::mem::replace(self, fresh).desired;
         self.follow(snapshot, BTreeSet::new());
         Changes {
@@ -285,8 +277,6 @@ impl Planner {
             }
         }
         let is_refused = has(FrontendKind::ClusterIp) || has(FrontendKind::LoadBalancer);
-        self.rules.hit(Rule::Echo);
-        self.rules.hit_if(is_refused, Rule::RefuseUnserved);
         Some(abi::Vip { flags: vip_flags::ECHO | if is_refused { vip_flags::REFUSE_UNSERVED } else { 0 } })
     }
 
@@ -305,11 +295,8 @@ impl Planner {
             self.put_refusals(name, refusals, changes);
             return;
         }
-        let Self { context, snapshot, claimed, shares, rules, .. } = self;
+        let Self { context, snapshot, claimed, shares, .. } = self;
         let service = snapshot.services.get(name).map(AsRef::as_ref);
-        if let Some(service) = service {
-            frontends::report_owner(service, context, rules);
-        }
         let service = service.filter(|service| frontends::is_ours(service, context));
         let Some(service) = service else {
             self.shares.put(name, Demand::default());
@@ -318,18 +305,16 @@ impl Planner {
             return;
         };
         let listed = Listed::new(slices_of(snapshot, name));
-        let mut planned = service::plan(service, &listed, claimed, context, rules);
+        let mut planned = service::plan(service, &listed, claimed, context);
         planned.refusals.extend(shares.bound(name, &mut planned.ports));
         if let Some(port) = service.health_check_node_port {
             let checks = &mut self.desired.health_checks;
             if let Some(refusal) = health_check::refused(service, port, claimed, context) {
-                rules.hit(Rule::HealthCheckTaken);
                 planned.refusals.push(refusal);
                 // If it had the port until now, nobody has it.
                 let had = checks.get(&port).is_some_and(|check| check.service == *name);
                 changes.health_checks |= had && checks.remove(&port).is_some();
             } else {
-                rules.hit(Rule::HealthCheck);
                 let local_ready = health_check::local_ready(service, &listed, context);
                 let check = HealthCheck { service: name.clone(), local_ready };
                 let before = checks.insert(port, check.clone());

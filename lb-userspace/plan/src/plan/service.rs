@@ -2,14 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
 };
 
 use lb_common::abi::service_flags;
 
 use super::{
-    DesiredEndpoint, DesiredService, Frontend, FrontendKind, Marks, OwnDrainLimits, Rule, RuleObserver, Set, SortedMap,
-    Use, checks,
+    DesiredEndpoint, DesiredService, Frontend, FrontendKind, Marks, OwnDrainLimits, Set, SortedMap, Use, checks,
     claims::{Claim, Claimed},
     endpoints::{self, Filled, Listed, Needs, filled},
     frontends::{self, Guard},
@@ -28,19 +27,12 @@ pub(super) struct Planned {
 }
 
 /// Plans a service that is ours.
-pub(super) fn plan(
-    service: &Service,
-    listed: &Listed<'_>,
-    claimed: &Claimed,
-    context: &NodeContext,
-    rules: &RuleObserver,
-) -> Planned {
-    let mut refusals = frontends::unclaimed(service, context, rules);
+pub(super) fn plan(service: &Service, listed: &Listed<'_>, claimed: &Claimed, context: &NodeContext) -> Planned {
+    let mut refusals = frontends::unclaimed(service, context);
     let mut won: BTreeMap<(u16, Protocol), BTreeMap<Frontend, FrontendKind>> = BTreeMap::new();
     for (frontend, claim) in frontends::claims(service, context) {
         match (claimed.shadowed(&frontend, &claim), claimed.owner(&frontend)) {
             (Some(owner), _) => {
-                rules.hit(Rule::TakenByClusterIp);
                 refusals.push(belongs(service, &frontend, &format!("Service {owner}, whose cluster IP it is")));
             }
             (None, Some(first)) if *first == claim => {
@@ -48,12 +40,12 @@ pub(super) fn plan(
             }
             // The refusals of the addresses that it is derived from say so.
             (None, Some(_)) if claim.kind == FrontendKind::HostSocket => {}
-            (None, Some(first)) => refusals.push(taken(service, &frontend, &claim, first, rules)),
+            (None, Some(first)) => refusals.push(taken(service, &frontend, &claim, first)),
             // Every claim is put before anything is planned.
             (None, None) => {}
         }
     }
-    let mut draft = Draft { service, listed, context, rules, guard: Guard::of(service, context) };
+    let mut draft = Draft { service, listed, context, guard: Guard::of(service, context) };
     let by_key: BTreeMap<(u16, Protocol), &ServicePort> =
         service.ports.iter().map(|port| ((port.port, port.protocol), port)).collect();
     let ports = won.into_iter().filter_map(|((port, protocol), won)| {
@@ -62,7 +54,7 @@ pub(super) fn plan(
     });
     let ports: Vec<_> = ports.collect();
     refusals.extend(draft.unguarded(&ports));
-    refusals.extend(unweighed(service, &ports, rules));
+    refusals.extend(unweighed(service, &ports));
     refusals.extend(mode::unscheduled(service, &ports, context));
     refusals.extend(mode::too_narrow(service, &ports, context));
     refusals.extend(shares::oversized(service, &ports));
@@ -89,9 +81,8 @@ fn maglev_size(
 }
 
 /// Weights under a scheduler that knows none.
-fn unweighed(service: &Service, ports: &[(PortKey, DesiredService)], rules: &RuleObserver) -> Option<Refusal> {
+fn unweighed(service: &Service, ports: &[(PortKey, DesiredService)]) -> Option<Refusal> {
     let is_weighed = service.options.as_ref().is_some_and(|options| !options.weights.is_empty());
-    rules.hit_if(is_weighed, Rule::Weights);
     let deaf = ports.iter().map(|(_, port)| port.scheduler).find(|scheduler| !scheduler.is_weighed());
     deaf.filter(|_| is_weighed).map(|scheduler| {
         Refusal::new(
@@ -102,9 +93,8 @@ fn unweighed(service: &Service, ports: &[(PortKey, DesiredService)], rules: &Rul
     })
 }
 
-fn taken(service: &Service, frontend: &Frontend, claim: &Claim, first: &Claim, rules: &RuleObserver) -> Refusal {
+fn taken(service: &Service, frontend: &Frontend, claim: &Claim, first: &Claim) -> Refusal {
     let by_cluster_ip = first.kind == FrontendKind::ClusterIp && claim.kind != FrontendKind::ClusterIp;
-    rules.hit(if by_cluster_ip { Rule::TakenByClusterIp } else { Rule::TakenByOlder });
     let why = match () {
         () if first.service == claim.service => format!("port {}/{} of the same service", first.port, first.protocol),
         () if by_cluster_ip => format!("Service {}, whose cluster IP it is", first.service),
@@ -125,7 +115,6 @@ struct Draft<'a, 's> {
     service: &'a Service,
     listed: &'a Listed<'s>,
     context: &'a NodeContext,
-    rules: &'a RuleObserver,
     guard: Guard<'a>,
 }
 
@@ -146,7 +135,7 @@ impl Draft<'_, '_> {
         }
         let key = PortKey { service: self.service.name.clone(), port: port.port, protocol: port.protocol };
         let marks = self.context.marks.of_port(&key);
-        let endpoints = self.listed.of_port(port, needs, options, self.context, &marks, self.rules);
+        let endpoints = self.listed.of_port(port, needs, options, self.context, &marks);
         let mismatches = self.listed.mismatches(port, &self.service.ports, needs);
         let filled = Family::ALL.map(|family| filled(&endpoints, family));
         let mut guarded = [false; 2];
@@ -156,12 +145,7 @@ impl Draft<'_, '_> {
             guarded[index(family)] |= guard != 0;
             used.flags |= mode::flags(frontend, *used, direct, self.context);
             used.flags |= guard | drops(*used, filled[index(family)]) | if retry { 0 } else { service_flags::NO_RETRY };
-            self.note(frontend.address, *used, filled[index(family)]);
         }
-        self.rules.hit_if(port.protocol == Protocol::Sctp, Rule::Sctp);
-        self.rules.hit_if(self.service.affinity_timeout_s > 0, Rule::Affinity);
-        self.rules.hit_if(scheduler != self.context.scheduler, Rule::OwnScheduler);
-        self.rules.hit_if(!retry, Rule::NoRetry);
         let guarded = Family::ALL.into_iter().filter(|family| guarded[index(*family)]);
         let check = options.and_then(|options| options.check.clone()).map(Box::new);
         let (check, unchecked) = checks::admitted(check, endpoints.keys(), self.context);
@@ -185,25 +169,6 @@ impl Draft<'_, '_> {
         }
     }
 
-    fn note(&mut self, address: IpAddr, used: Use, filled: Filled) {
-        let has = |flag| used.flags & flag != 0;
-        let rules = self.rules;
-        rules.hit(match used.kind {
-            FrontendKind::ClusterIp => Rule::ClusterIp,
-            FrontendKind::LoadBalancer => Rule::LoadBalancerIp,
-            FrontendKind::ExternalIp => Rule::ExternalIp,
-            FrontendKind::NodePort | FrontendKind::HostSocket => Rule::NodePort,
-        });
-        let is_balanced = matches!(used.kind, FrontendKind::LoadBalancer | FrontendKind::ExternalIp);
-        rules.hit_if(is_balanced && self.context.addresses.contains(&address), Rule::NodeAddress);
-        rules.hit_if(!filled.usable, Rule::RefuseWithoutEndpoint);
-        rules.hit_if(has(service_flags::DROP_IF_EMPTY), Rule::DropInside);
-        rules.hit_if(has(service_flags::DROP_OUTSIDE_IF_EMPTY), Rule::DropOutside);
-        rules.hit_if(has(service_flags::OUTSIDE_LOCAL) && filled.cluster, Rule::ShortCircuit);
-        rules.hit_if(has(service_flags::SOURCE_RANGES), Rule::SourceRanges);
-        rules.hit_if(has(service_flags::NODE_ALLOWED), Rule::NodeAllowed);
-    }
-
     /// Families in which ranges were given for another family only: nobody passes.
     fn unguarded(&mut self, ports: &[(PortKey, DesiredService)]) -> Vec<Refusal> {
         let uses = ports.iter().flat_map(|(_, port)| &port.frontends);
@@ -212,7 +177,6 @@ impl Draft<'_, '_> {
         let empty = families.into_iter().filter(|family| self.guard.ranges(*family).next().is_none());
         let empty: Vec<Family> = empty.collect();
         let refusal = |family: Family| {
-            self.rules.hit(Rule::NoRangeOfFamily);
             Refusal::new(
                 format!("Service {}", self.service.name),
                 format!(
