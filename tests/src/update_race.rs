@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -25,6 +25,8 @@ use crate::test_run::load_entry;
 /// Sizes of the maps: all that two services and the flows of a run need. What is not here has the programs' own size.
 const SIZES: [(&str, u32); 6] =
     [("slots", 65_536), ("backends4", 64), ("backends6", 64), ("flows4", 16_384), ("flows6", 64), ("events", 1 << 16)];
+/// How long a run takes at most. Generous: a test machine may be busy.
+const LIMIT: Duration = Duration::from_mins(5);
 /// Where the addresses stand in an Ethernet frame with IPv4.
 const DESTINATION: std::ops::Range<usize> = 30..34;
 /// `TC_ACT_SHOT`.
@@ -69,6 +71,21 @@ pub struct Tally {
     pub updates: u64,
 }
 
+/// What the reader tells the writer, and the writer the reader.
+#[derive(Default)]
+pub struct Progress {
+    stop: AtomicBool,
+    updates: AtomicU64,
+}
+
+impl Progress {
+    /// The writer has made an update. Whether it goes on.
+    pub fn updated(&self) -> bool {
+        self.updates.fetch_add(1, Ordering::Relaxed);
+        !self.stop.load(Ordering::Relaxed)
+    }
+}
+
 /// Programs and maps of one object in the kernel; gone when dropped.
 pub struct UpdateRace {
     ebpf: Ebpf,
@@ -93,44 +110,44 @@ impl UpdateRace {
         Ok((Self { ebpf, outcomes }, KernelStore::new(Pinned::open(directory)?)))
     }
 
-    /// Runs packets on one CPU and `writer` on another one, until `limit` or until `enough` says so. The writer returns
-    /// soon after its flag is raised, and says how many updates it made.
+    /// Runs packets on one CPU and `writer` on another one, until `enough` says so, at most for [`LIMIT`]. The writer returns as soon as it is
+    /// not to go on.
     pub fn run(
         &self,
-        limit: Duration,
-        enough: fn(&Tally) -> bool,
-        writer: impl FnOnce(&AtomicBool) -> Result<u64> + Send,
+        enough: impl Fn(&Tally) -> bool + Send,
+        writer: impl FnOnce(&Progress) -> Result<()> + Send,
     ) -> Result<Tally> {
         let (here, there) = two_cpus()?;
         let before = self.torn()?;
-        let stop = AtomicBool::new(false);
+        let progress = Progress::default();
         let tally = std::thread::scope(|scope| {
             let writing = scope.spawn(|| {
                 pin_to(there)?;
-                writer(&stop)
+                writer(&progress)
             });
             let reading = scope.spawn(|| {
                 pin_to(here)?;
-                self.read(limit, enough)
+                self.read(&progress, enough)
             });
             let tally = reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            stop.store(true, Ordering::Relaxed);
-            let updates = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            tally.map(|tally| Tally { updates, ..tally })
+            progress.stop.store(true, Ordering::Relaxed);
+            writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            tally
         })?;
         let counted = self.torn()? - before;
         ensure!(counted == tally.torn, "packets were dropped for another reason, {counted} counted as torn: {tally:?}");
         Ok(tally)
     }
 
-    fn read(&self, limit: Duration, enough: fn(&Tally) -> bool) -> Result<Tally> {
+    fn read(&self, progress: &Progress, enough: impl Fn(&Tally) -> bool) -> Result<Tally> {
         let program: &SchedClassifier = self.ebpf.program("pod_in").context("loaded")?.try_into()?;
         let mut tally = Tally::default();
         let mut packets = Subject::BOTH.map(|subject| (subject, first_packet(subject)));
         let start = Instant::now();
         let mut out = [0_u8; 256];
         for client in 0_u32.. {
-            if enough(&tally) || start.elapsed() > limit {
+            tally.updates = progress.updates.load(Ordering::Relaxed);
+            if enough(&tally) || start.elapsed() > LIMIT {
                 break;
             }
             for (subject, packet) in &mut packets {

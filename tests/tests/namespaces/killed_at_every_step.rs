@@ -1,7 +1,7 @@
 //! The agent is killed at any step of a start or of a change. The tables hold the old or the new state, never a mix of both; no connection is lost;
 //! and the next start converges.
 //!
-//! A run takes a few steps by the lot of its seed. `BALLAST_STEPS=all` takes every step (about an hour), and
+//! A run takes a few steps by the lot of its seed. The long form takes every step (about an hour), and
 //! `BALLAST_STEPS='start update many slots#1, change rename to x#2'` those that it names.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -179,7 +179,8 @@ struct Choice {
 
 impl Choice {
     fn new() -> Self {
-        Self { asked: std::env::var("BALLAST_STEPS").unwrap_or_default(), random: Random::new(lb_seed::of_run()) }
+        let asked = std::env::var("BALLAST_STEPS").unwrap_or_else(|_| lb_seed::short_or_long("", "all").to_owned());
+        Self { asked, random: Random::new(lb_seed::of_run()) }
     }
 
     /// Every step, or those that are asked for, with this word before them; `None`: the lot decides.

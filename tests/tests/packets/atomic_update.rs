@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -19,13 +18,13 @@ use lb_plan::plan::{NodeFacts, Op, PlanSettings};
 use lb_tests::programs;
 use lb_tests::test_run::object;
 use lb_tests::topology::Topology;
-use lb_tests::update_race::{PORT, Subject, Tally, UpdateRace};
+use lb_tests::update_race::{PORT, Progress, Subject, Tally, UpdateRace};
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long packets are hammered where nothing may be found.
-const QUIET: Duration = Duration::from_secs(3);
-/// How long at most where something must be.
-const UNTIL_FOUND: Duration = Duration::from_secs(30);
+/// Packets and updates where nothing may be found: of prepared updates, in the short form and in the long one.
+const QUIET: [u64; 2] = [10_000, 200_000];
+/// Packets and updates where nothing may be found, of updates that the agent plans, which rest in between.
+const PLANNED: [u64; 2] = [200, 4_000];
 /// How many updates are prepared; they are applied over and over.
 const UPDATES: u32 = 2_000;
 
@@ -119,35 +118,35 @@ fn now() -> Monotonic {
 }
 
 /// Applies the updates one after the other, over and over.
-fn apply(store: &mut KernelStore, updates: &[Vec<Op>], stop: &AtomicBool) -> Result<u64> {
-    let mut count = 0;
+fn apply(store: &mut KernelStore, updates: &[Vec<Op>], progress: &Progress) -> Result<()> {
     for ops in updates[1..].iter().cycle() {
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
         for op in ops {
             store.apply(op)?;
         }
-        count += 1;
+        if !progress.updated() {
+            break;
+        }
     }
-    Ok(count)
+    Ok(())
 }
 
 /// Hammers the programs of `object` with prepared updates.
-fn race(object: &Path, updates: &[Vec<Op>], limit: Duration, enough: fn(&Tally) -> bool) -> Result<Tally> {
+fn race(object: &Path, updates: &[Vec<Op>], enough: impl Fn(&Tally) -> bool + Send) -> Result<Tally> {
     let topology = Topology::new("race")?;
     let node = topology.node()?;
     let (race, mut store) = UpdateRace::load(object, &node.bpffs().join("race"))?;
     for op in updates.first().context("the first update")? {
         store.apply(op)?;
     }
-    let tally = race.run(limit, enough, |stop| apply(&mut store, updates, stop))?;
+    let tally = race.run(enough, |progress| apply(&mut store, updates, progress))?;
     println!("{tally:?}");
     Ok(tally)
 }
 
-fn never(_: &Tally) -> bool {
-    false
+/// So many packets and so many updates.
+fn many([short, long]: [u64; 2]) -> impl Fn(&Tally) -> bool {
+    let least = lb_seed::short_or_long(short, long);
+    move |tally| tally.packets >= least && tally.updates >= least
 }
 
 fn edited(name: &str) -> Result<std::path::PathBuf> {
@@ -156,8 +155,8 @@ fn edited(name: &str) -> Result<std::path::PathBuf> {
 
 #[test]
 fn no_packet_meets_a_mix_of_two_generations() -> Result<()> {
-    let tally = race(&object()?, &planned()?, QUIET, never)?;
-    assert!(tally.updates > 1000 && tally.packets > 1000, "too little to show anything: {tally:?}");
+    let tally = race(&object()?, &planned()?, many(QUIET))?;
+    assert!(many(QUIET)(&tally), "too little to show anything: {tally:?}");
     assert_eq!(tally.misdelivered, 0, "{tally:?}");
     Ok(())
 }
@@ -166,8 +165,8 @@ fn no_packet_meets_a_mix_of_two_generations() -> Result<()> {
 /// that meets one looks again, and is only counted as torn when it meets a second one at once.
 #[test]
 fn nor_does_one_whose_look_ups_lie_far_apart() -> Result<()> {
-    let tally = race(&edited("widened")?, &planned()?, 3 * QUIET, never)?;
-    assert!(tally.updates > 1000 && tally.packets > 1000, "too little to show anything: {tally:?}");
+    let tally = race(&edited("widened")?, &planned()?, many(QUIET))?;
+    assert!(many(QUIET)(&tally), "too little to show anything: {tally:?}");
     assert_eq!(tally.misdelivered, 0, "{tally:?}");
     Ok(())
 }
@@ -175,16 +174,16 @@ fn nor_does_one_whose_look_ups_lie_far_apart() -> Result<()> {
 #[test]
 fn without_the_re_check_packets_go_astray() -> Result<()> {
     let object = edited("widened, re-check taken out")?;
-    let calm = race(&object, &planned()?[..1], Duration::from_millis(100), never)?;
+    let calm = race(&object, &planned()?[..1], |tally| tally.packets >= 1_000)?;
     assert_eq!((calm.updates, calm.packets), (0, calm.delivered), "without updates all is well: {calm:?}");
-    let tally = race(&object, &planned()?, UNTIL_FOUND, |tally| tally.misdelivered > 0)?;
+    let tally = race(&object, &planned()?, |tally| tally.misdelivered > 0)?;
     assert!(tally.misdelivered > 0, "the race misses the mix that it is to find: {tally:?}");
     Ok(())
 }
 
 #[test]
 fn with_the_writes_in_the_wrong_order_packets_are_lost() -> Result<()> {
-    let tally = race(&object()?, &in_wrong_order(planned()?), UNTIL_FOUND, |tally| tally.torn > 0)?;
+    let tally = race(&object()?, &in_wrong_order(planned()?), |tally| tally.torn > 0)?;
     assert!(tally.torn > 0, "the race misses the half-written update: {tally:?}");
     Ok(())
 }
@@ -199,18 +198,19 @@ fn no_packet_is_lost_while_the_agent_updates() -> Result<()> {
     let mut programmer = Programmer::restore(store, PlanSettings::default(), now())?;
     let mut turns = [0, 0];
     programmer.sync(&snapshot(turns), &NodeFacts::default(), now());
-    let tally = race.run(QUIET, never, |stop| {
-        let mut count = 0;
-        while !stop.load(Ordering::Relaxed) {
-            turns[usize::from(count % 2 == 1)] += 1;
+    let tally = race.run(many(PLANNED), |progress| {
+        for subject in [0, 1].into_iter().cycle() {
+            turns[subject] += 1;
             let report = programmer.sync(&snapshot(turns), &NodeFacts::default(), now());
             ensure!(report.failures.is_empty() && report.refusals.is_empty(), "{report:?}");
-            count += 1;
+            if !progress.updated() {
+                break;
+            }
         }
-        Ok(count)
+        Ok(())
     })?;
     println!("{tally:?}");
-    assert!(tally.updates > 100, "{tally:?}");
+    assert!(many(PLANNED)(&tally), "too little to show anything: {tally:?}");
     assert_eq!((tally.misdelivered, tally.torn, tally.missed), (0, 0, 0), "{tally:?}");
     Ok(())
 }
