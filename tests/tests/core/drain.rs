@@ -73,7 +73,7 @@ fn drains_are_counted_by_their_ends() {
     let mut both = fixture.web();
     both.ports.truncate(1);
     let service = |endpoints| Service { endpoints, ..both.clone() };
-    let agent = fixture.agent(&Manifest::of([both.clone()]), &["--drain-period=20s", "--drain-max=0s"]);
+    let mut agent = fixture.agent(&Manifest::of([both.clone()]), &["--drain-period=1h", "--drain-max=0s"]);
     // b0 keeps a connection to its IPv4 address, b1 has none.
     let to = both.frontends(Protocol::Tcp)[0];
     let mut held = eventually("a connection to b0", SOON, || {
@@ -83,6 +83,7 @@ fn drains_are_counted_by_their_ends() {
     agent.apply(&Manifest::of([service(vec![])])).unwrap();
     agent.apply(&Manifest::of([both.clone()])).unwrap();
     eventually("four were called off", SOON, || (ends(&agent, "returned") == 4).then_some(()));
+    agent.restart_with(&fixture.node, &["--drain-period=20s", "--drain-max=0s"]).unwrap();
     agent.apply(&Manifest::of([service(vec![])])).unwrap();
     eventually("they end", 2 * SOON, || held.ask("still").err());
     eventually("three were empty, one was not", SOON, || {
