@@ -231,7 +231,9 @@ fn first_connections_that_a_client_makes_at_once_reach_one_backend(scene: &Scene
     let fixture = &scene.fixture;
     let names = ["s0", "s1", "s2", "s3", "s4", "s5"].into_iter().zip(20..);
     let services: Vec<Service> = names.map(|(name, last)| scene.service(name, last).remembering_long()).collect();
-    services.iter().for_each(|service| scene.apply(service));
+    for service in &services {
+        scene.apply(service);
+    }
     let mut met = BTreeSet::new();
     for netns in [fixture.client.netns(), fixture.node.netns()] {
         for service in &services {

@@ -140,10 +140,14 @@ fn the_backends_node_answers_by_itself_at_tc_and_at_xdp() {
     scenario.restart(&mut agents, &["--drain-period=4s", "--drain-max=1h"]);
     connections_to_a_backend_that_is_gone_end_with_the_drain_period(&scenario, &agents);
     let hybrid = Manifest::of([scenario.service("hybrid")]);
-    agents.iter().for_each(|agent| agent.apply(&hybrid).unwrap());
+    for agent in &agents {
+        agent.apply(&hybrid).unwrap();
+    }
     hybrid_is_for_tcp_alone(&scenario);
     let manifest = Manifest::of([scenario.service("dsr")]);
-    agents.iter().for_each(|agent| agent.apply(&manifest).unwrap());
+    for agent in &agents {
+        agent.apply(&manifest).unwrap();
+    }
     who_is_no_peer_is_not_served(&scenario, &mut agents);
 }
 
