@@ -4,6 +4,7 @@ mod accepted;
 mod annotations;
 mod node;
 mod options;
+mod protocol;
 mod refusal;
 mod refused;
 mod service;
@@ -27,9 +28,10 @@ pub use options::{
     Check, MAGLEV_SIZES, Mode, Question, RateLimit, Scheduler, ServiceOptions, UnknownMode, UnknownScheduler,
     WEIGHT_MAX, Weighed,
 };
+pub use protocol::Protocol;
 pub use refusal::{Refusal, Refusals};
 pub use refused::{NAMED_MAX, Refused, fair_share};
-pub use service::{Exposure, PortKey, Protocol, Service, ServicePort, TrafficPolicy};
+pub use service::{Exposure, PortKey, Service, ServicePort, TrafficPolicy};
 pub use slice::{Endpoint, Hints, Slice, SliceKey, SlicePort, uid_hash};
 pub use slot_shares::SlotShares;
 pub use texts::shared;

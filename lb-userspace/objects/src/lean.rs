@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use jiff::Timestamp;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
@@ -70,8 +70,8 @@ impl Owner {
 pub struct Metadata {
     pub name: Option<String>,
     pub namespace: Option<String>,
-    pub creation_timestamp: Option<Time>,
-    pub deletion_timestamp: Option<Time>,
+    pub creation_timestamp: Option<Timestamp>,
+    pub deletion_timestamp: Option<Timestamp>,
     /// Those that are named above.
     #[serde(deserialize_with = "labels")]
     pub labels: BTreeMap<String, String>,

@@ -6,16 +6,19 @@ mod bounds;
 mod calls;
 mod connect;
 mod counted;
+mod failure;
 mod held;
 mod item;
 mod own_node;
 mod peers;
 mod reader;
+mod reason;
+mod settings;
 mod split;
 mod version;
 mod watcher;
 
-use std::{path::PathBuf, pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc};
 
 use futures::{Stream, StreamExt, stream};
 use tokio::{
@@ -24,6 +27,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub use self::settings::KubeSettings;
 use self::{
     connect::ApiClients,
     held::{Held, Message},
@@ -32,63 +36,12 @@ use self::{
     watcher::WatchSettings,
 };
 use super::{Source, SourceError, SourceStatus, api_requests::ApiRequests};
-use lb_model::{AllowedAnnotations, Node};
 use lb_objects::lean::{HEADLESS_LABEL, PROXY_NAME_LABEL};
 
 /// How many updates at most go into one snapshot.
 const MESSAGES_MAX: usize = 4096;
 /// The own Node and the service CIDRs are probed that many times as rarely: nothing that is forwarded waits for them.
 const PATIENCE: u32 = 5;
-
-/// Where the API is, who we are there, and how it is followed.
-#[derive(Clone, Debug)]
-pub struct KubeSettings {
-    /// A kubeconfig file; without one, the credentials of the pod that we run in.
-    pub kubeconfig: Option<PathBuf>,
-    /// URLs of the API, tried in turn, instead of the one in the kubeconfig or the pod's environment: Ballast serves the latter's
-    /// address, so it must not depend on it.
-    pub api_servers: Vec<String>,
-    /// The name in the API servers' certificates, where it is not the one in their URLs.
-    pub tls_server_name: Option<String>,
-    /// Services with this value of the label `service.kubernetes.io/service-proxy-name` are asked for; `None`: those without it.
-    pub proxy_name: Option<String>,
-    /// The Node that we are; without it, the snapshots hold none.
-    pub node_name: Option<String>,
-    /// What an agent before this one knew of that Node: it holds until the API has the Node.
-    pub known_node: Option<Arc<Node>>,
-    /// How long the first snapshot waits for a Node that nothing is known of.
-    pub node_wait: Duration,
-    /// Services have direct server return unless they say otherwise: the other nodes matter.
-    pub is_direct: bool,
-    /// What annotations of Services may ask for.
-    pub allowed: AllowedAnnotations,
-    /// How long a watch may be silent before a probe, on average: each round is up to a quarter shorter or longer, so that not all
-    /// nodes ask at once.
-    pub silence: Duration,
-    /// Mean time from one comparison with a complete list to the next, a fifth less or more; the first is anywhere in it. `None`: never.
-    pub compare_interval: Option<Duration>,
-    /// How many services the tables hold already: an API that lists none, or suddenly few, is then not believed at once.
-    pub expected_services: usize,
-}
-
-impl Default for KubeSettings {
-    fn default() -> Self {
-        Self {
-            kubeconfig: None,
-            api_servers: Vec::new(),
-            tls_server_name: None,
-            proxy_name: None,
-            node_name: None,
-            known_node: None,
-            node_wait: Duration::ZERO,
-            is_direct: false,
-            allowed: AllowedAnnotations::default(),
-            silence: bounds::SILENCE,
-            compare_interval: Some(bounds::COMPARE_INTERVAL),
-            expected_services: 0,
-        }
-    }
-}
 
 /// Follows the API until `stop` is cancelled. An API that cannot be reached is no error here but a status: it is tried again.
 pub async fn spawn(settings: KubeSettings, stop: CancellationToken) -> Result<Source, SourceError> {
@@ -148,21 +101,6 @@ fn messages(
             cidrs.map(|updates| Message::ServiceCidr(Box::new(updates))),
         ),
     )
-}
-
-/// An error with its causes.
-fn reason(error: &dyn std::error::Error) -> String {
-    let mut reason = error.to_string();
-    let mut cause = error.source();
-    while let Some(deeper) = cause {
-        let text = deeper.to_string();
-        // Many errors already print their cause.
-        if !reason.contains(&text) {
-            reason = format!("{reason}: {text}");
-        }
-        cause = deeper.source();
-    }
-    reason
 }
 
 /// Turns updates of all resources into snapshots and a status, until `stop`.

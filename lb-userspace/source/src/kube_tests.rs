@@ -1,6 +1,7 @@
 //! The whole source against a scripted API, with time that stands still; and wrong ways to the API.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::{body::Body, extract::Request, response::Response};
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
@@ -14,6 +15,7 @@ use super::{
 };
 use crate::Relist;
 use kube::Client;
+use lb_model::AllowedAnnotations;
 
 /// A question to the API that waits for its answer.
 struct PendingRequest {

@@ -1,7 +1,7 @@
 //! Pinned maps opened for reading alone: the kernel refuses every write by such a descriptor.
 
 use std::ffi::CString;
-use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::{io, path::Path};
 
@@ -9,7 +9,6 @@ use aya::maps::MapData;
 use aya_obj::generated::{BPF_F_RDONLY, bpf_cmd};
 
 use super::MapError;
-use super::table::{Calls, Element, call};
 
 /// `union bpf_attr` of `BPF_OBJ_GET`.
 #[repr(C)]
@@ -35,13 +34,4 @@ pub(super) fn data(path: &Path, map: &'static str) -> Result<MapData, MapError> 
     // SAFETY: the kernel has just given this descriptor to us, and nobody else has it.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
     MapData::from_fd(descriptor).map_err(|error| failed(io::Error::other(error)))
-}
-
-/// Reads the one element of an array, whose value must have the size of these words.
-pub(super) fn first(map: &MapData, words: &mut [u64]) -> io::Result<()> {
-    let key = 0_u32;
-    let descriptor = map.fd().as_fd().as_raw_fd().unsigned_abs();
-    let (key, value) = (&raw const key as u64, words.as_mut_ptr() as u64);
-    let mut element = Element { map: descriptor, key, value, ..Element::default() };
-    call(&Calls::default(), bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut element)
 }

@@ -331,6 +331,15 @@ impl<K: Pod, V: Pod> Table<K, V> {
     }
 }
 
+/// Reads the one element of an array, whose value must have the size of these words.
+pub(super) fn first(map: &MapData, words: &mut [u64]) -> io::Result<()> {
+    let key = 0_u32;
+    let descriptor = map.fd().as_fd().as_raw_fd().unsigned_abs();
+    let (key, value) = (&raw const key as u64, words.as_mut_ptr() as u64);
+    let mut element = Element { map: descriptor, key, value, ..Element::default() };
+    call(&Calls::default(), bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut element)
+}
+
 /// One call of bpf(2). Every pointer in the attributes must have room for as many keys, values or positions, of the sizes of the map, as the
 /// command reads or writes there.
 pub(super) fn call<T>(calls: &Calls, command: bpf_cmd, attributes: &mut T) -> io::Result<()> {

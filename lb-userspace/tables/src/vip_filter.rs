@@ -15,7 +15,7 @@ use lb_common::{
     vip_filter::{WORDS, bit, place},
 };
 
-use super::{MapError, data, read_only};
+use super::{MapError, data, read_only, table};
 
 const BYTES: usize = WORDS * size_of::<u64>();
 
@@ -104,7 +104,7 @@ impl VipFilterReader {
     /// Whether the address is certainly no service's.
     pub fn is_ruled_out(&self, address: IpAddr) -> bool {
         let mut words = vec![0_u64; WORDS];
-        read_only::first(&self.0, &mut words).is_ok() && is_ruled_out(&words, address)
+        table::first(&self.0, &mut words).is_ok() && is_ruled_out(&words, address)
     }
 }
 

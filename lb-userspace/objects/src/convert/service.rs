@@ -58,7 +58,7 @@ fn read_service(
         health_check_node_port: None,
         affinity_timeout_s: 0,
         options: None,
-        created_s: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+        created_s: service.metadata.creation_timestamp.as_ref().map(|time| time.as_second()),
     };
     if exposure == Exposure::Addresses {
         let mut refuse = |problem: Problem| refusals.push(problem.refuse(object.to_owned()));

@@ -10,7 +10,7 @@ use lb_common::{abi, map};
 
 use super::{
     StoreError,
-    kernel::{Elements, Results, failed},
+    elements::{Elements, Results, failed},
     records,
 };
 use crate::plan::{BackendId, BackendRecord, Loaded, Named, named};

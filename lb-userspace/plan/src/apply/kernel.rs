@@ -1,6 +1,6 @@
 //! The kernel's maps as a store: what there is much of goes in batches.
 
-use std::{collections::BTreeSet, io, net::IpAddr, ops};
+use std::{collections::BTreeSet, net::IpAddr, ops};
 
 use aya::Pod;
 use lb_common::{
@@ -9,7 +9,13 @@ use lb_common::{
     outcome::Outcome,
 };
 
-use super::{Store, StoreError, connect_times, endpoints, endpoints::Endpoints, load, records};
+use super::{
+    Store, StoreError, connect_times,
+    elements::{Elements, Results, failed, failed_access},
+    endpoints,
+    endpoints::Endpoints,
+    load, records,
+};
 use crate::plan::{BackendId, BackendRecord, Capacities, Loaded, Op, Part, Range, Stray};
 use lb_model::Family;
 use lb_tables::{MapError, Pinned, Table};
@@ -25,8 +31,6 @@ pub struct KernelStore {
     /// Ids that were gone when a round of the sweep began, and that it met nowhere.
     unreferred: BTreeSet<BackendId>,
 }
-
-pub(super) type Results = Vec<Result<(), StoreError>>;
 
 impl KernelStore {
     pub fn new(maps: Pinned) -> Self {
@@ -201,34 +205,6 @@ impl Sorted<'_> {
     }
 }
 
-pub(super) struct Elements<K, V> {
-    ops: Vec<usize>,
-    keys: Vec<K>,
-    values: Vec<V>,
-}
-
-impl<K, V> Default for Elements<K, V> {
-    fn default() -> Self {
-        Self { ops: Vec::new(), keys: Vec::new(), values: Vec::new() }
-    }
-}
-
-impl<K: Pod, V: Pod> Elements<K, V> {
-    pub(super) fn push(&mut self, op: usize, key: K, value: V) {
-        self.ops.push(op);
-        self.keys.push(key);
-        self.values.push(value);
-    }
-
-    pub(super) fn write(&self, table: &Table<K, V>, results: &mut Results) {
-        for (op, result) in self.ops.iter().zip(table.put_all(&self.keys, &self.values)) {
-            if let Err(error) = result {
-                results[*op] = Err(failed(table.name(), "writing", &error));
-            }
-        }
-    }
-}
-
 impl Store for KernelStore {
     fn capacities(&self) -> Capacities {
         let maps = &self.maps;
@@ -355,15 +331,4 @@ fn is_missing(error: &aya::maps::MapError) -> bool {
         Aya::SyscallError(error) => error.io_error.raw_os_error() == Some(libc::ENOENT),
         _ => false,
     }
-}
-
-pub(super) fn failed(map: &'static str, action: &str, error: &io::Error) -> StoreError {
-    match error.raw_os_error() {
-        Some(libc::E2BIG | libc::ENOSPC) => StoreError::Full(map),
-        _ => StoreError::Failed(format!("map {map}: {action} failed: {error}")),
-    }
-}
-
-pub(super) fn failed_access(error: &MapError) -> StoreError {
-    StoreError::Failed(error.to_string())
 }

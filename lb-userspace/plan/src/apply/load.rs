@@ -8,7 +8,7 @@ use lb_common::{
     map::{self, Map, MapId, Prefix},
 };
 
-use super::{StoreError, kernel::failed, records};
+use super::{StoreError, elements::failed, records};
 use crate::plan::{BackendId, Loaded, Part, Stray};
 use lb_model::Family;
 use lb_tables::{Pinned, Table, VipFilter, bytes_of};

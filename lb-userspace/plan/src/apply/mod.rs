@@ -4,6 +4,7 @@ mod audit;
 mod backlog;
 mod connect_times;
 mod dump;
+mod elements;
 mod endpoints;
 mod kernel;
 mod load;
@@ -15,6 +16,7 @@ mod records;
 mod report;
 mod run;
 mod store;
+mod subject;
 mod writer;
 
 pub use audit::{Audit, AuditReport, Finding, FindingKind, inspect, read_all};

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::writer::Subject;
+use super::subject::Subject;
 use crate::plan::PlanSettings;
 use lb_model::{Monotonic, PortKey, Refusal};
 

@@ -7,11 +7,7 @@ use std::{
 };
 
 use super::{
-    ApplyError, Report, Store,
-    backlog::Backlog,
-    endpoints,
-    pending::Pending,
-    writer::{Subject, Writer},
+    ApplyError, Report, Store, backlog::Backlog, endpoints, pending::Pending, subject::Subject, writer::Writer,
 };
 use crate::plan::{
     BackendId, Changes, Desired, DesiredService, Hold, Inputs, MaglevTables, NodeFacts, PlanSettings, Planner,

@@ -6,7 +6,8 @@ use super::{
     Programmer, Report, Store,
     backlog::Backlog,
     pending::Trouble,
-    writer::{OpSequence, Released, Subject},
+    subject::{Released, Subject},
+    writer::OpSequence,
 };
 use crate::plan::{
     Changes, Frontend, Obstacle, Op, diff_service, diff_vip, free_unreferred, part, sweep, withdrawals, work,

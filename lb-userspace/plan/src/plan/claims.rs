@@ -3,8 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::{Frontend, FrontendKind, frontends, hold::HeldService, node_context::NodeContext};
-use lb_model::{ObjectName, PortKey, Protocol, Service};
+use super::{
+    Frontend, FrontendKind,
+    claim::{Claim, ServiceClaim, service_claim},
+    frontends,
+    node_context::NodeContext,
+};
+use lb_model::{ObjectName, Protocol, Service};
 
 /// Claims of the kind `C` on things of the kind `K`.
 #[derive(Debug)]
@@ -80,54 +85,6 @@ impl<K: Ord + Clone, C: Ord + Clone> Claims<K, C> {
     }
 }
 
-/// A claim on a frontend. A cluster IP yields to nothing; then the older service comes first, then the one first by name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Claim {
-    is_external: bool,
-    created_s: i64,
-    pub service: ObjectName,
-    pub kind: FrontendKind,
-    pub port: u16,
-    pub protocol: Protocol,
-}
-
-impl Claim {
-    /// The claim of a port of `service` on `frontend`.
-    pub fn new(service: &Service, frontend: &Frontend, kind: FrontendKind, port: u16) -> Self {
-        Self {
-            is_external: kind != FrontendKind::ClusterIp,
-            created_s: age(service),
-            service: service.name.clone(),
-            kind,
-            port,
-            protocol: frontend.protocol,
-        }
-    }
-
-    /// The claim of a port that the tables hold: it is older than any other one.
-    pub fn of_held(key: &PortKey, kind: FrontendKind) -> Self {
-        Self {
-            is_external: kind != FrontendKind::ClusterIp,
-            created_s: i64::MIN,
-            service: key.service.clone(),
-            kind,
-            port: key.port,
-            protocol: key.protocol,
-        }
-    }
-
-    pub fn key(&self) -> PortKey {
-        PortKey { service: self.service.clone(), port: self.port, protocol: self.protocol }
-    }
-}
-
-/// A claim of a whole service on something: the older service comes first.
-pub(super) type ServiceClaim = (i64, ObjectName);
-
-pub(super) fn service_claim(service: &Service) -> ServiceClaim {
-    (age(service), service.name.clone())
-}
-
 /// All claims of the services that are ours.
 #[derive(Debug, Default)]
 pub(super) struct Claimed {
@@ -170,8 +127,8 @@ impl Claimed {
     }
 
     /// What a service has that the tables hold: older than any other claim.
-    pub fn put_held(&mut self, name: &ObjectName, held: &HeldService) {
-        for (frontend, claim) in held.claims() {
+    pub fn put_held(&mut self, name: &ObjectName, held: impl Iterator<Item = (Frontend, Claim)>) {
+        for (frontend, claim) in held {
             if claim.kind == FrontendKind::ClusterIp {
                 self.cluster_ips.put(frontend.address, (i64::MIN, name.clone()));
             }
@@ -179,8 +136,8 @@ impl Claimed {
         }
     }
 
-    pub fn remove_held(&mut self, name: &ObjectName, held: &HeldService) {
-        for (frontend, claim) in held.claims() {
+    pub fn remove_held(&mut self, name: &ObjectName, held: impl Iterator<Item = (Frontend, Claim)>) {
+        for (frontend, claim) in held {
             self.cluster_ips.remove(&frontend.address, &(i64::MIN, name.clone()));
             self.frontends.remove(&frontend, &claim);
         }
@@ -203,11 +160,6 @@ impl Claimed {
         let from = self.frontends.from(Frontend { address, port: 0, protocol: Protocol::Tcp });
         from.take_while(move |(frontend, _)| frontend.address == address)
     }
-}
-
-/// Less is older. A source that knows no age makes all equally old: the name decides.
-fn age(service: &Service) -> i64 {
-    service.created_s.unwrap_or(i64::MIN)
 }
 
 #[cfg(test)]

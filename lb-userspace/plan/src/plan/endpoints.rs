@@ -146,6 +146,28 @@ impl<'a> Listed<'a> {
     }
 }
 
+impl Listed<'_> {
+    /// Endpoints that lack the port, in the families whose sets are in need. `ports`: all of the Service.
+    pub fn mismatches(&self, port: &ServicePort, ports: &[ServicePort], needs: [Needs; 2]) -> Vec<PortMismatch> {
+        let needed = Family::ALL.into_iter().zip(needs).zip(&self.census).filter(|((_, needs), _)| needs.any());
+        let found = needed.filter_map(|((family, _), census)| {
+            // Where every slice has the port, nobody counts addresses.
+            let lacks = self.has_slices_without(port, family);
+            let census = lacks.then(|| census.get_or_init(|| port_names::Census::of(&self.slices, family, ports)))?;
+            census.mismatch(port, family)
+        });
+        found.collect()
+    }
+
+    /// Whether slices of the family have endpoints, and not this port.
+    fn has_slices_without(&self, port: &ServicePort, family: Family) -> bool {
+        let has_endpoints = |slice: &&&Slice| slice.family == family && !slice.endpoints.is_empty();
+        let at = self.by_port.get(&(port.name.as_str(), port.protocol)).into_iter().flatten();
+        let with = at.map(|(index, _)| &self.slices[*index]).filter(has_endpoints).count();
+        with < self.slices.iter().filter(has_endpoints).count()
+    }
+}
+
 /// An endpoint that is listed in a slice.
 struct Candidate<'a> {
     address: SocketAddr,

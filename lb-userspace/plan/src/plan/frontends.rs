@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi::service_flags;
 
-use super::{Frontend, FrontendKind, Set, Use, claims::Claim, mode, node_context::NodeContext};
+use super::{Frontend, FrontendKind, Set, Use, claim::Claim, mode, node_context::NodeContext};
 use lb_model::{Exposure, Family, Protocol, Refusal, Service, ServicePort, TrafficPolicy};
 
 /// True if the service is for this proxy to serve.

@@ -3,12 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::{
-    Frontend,
-    claims::{Claimed, service_claim},
-    endpoints::Listed,
-    node_context::NodeContext,
-};
+use super::{Frontend, claim::service_claim, claims::Claimed, endpoints::Listed, node_context::NodeContext};
 use lb_model::{Endpoint, Family, Protocol, Refusal, Service, Slice};
 
 /// Why the service does not get its health-check node port. Clients of this port must reach the agent: a frontend would take the packets,

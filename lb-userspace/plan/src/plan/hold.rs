@@ -8,11 +8,8 @@ use std::{
 use lb_common::abi;
 
 use super::{
-    DesiredEndpoint, DesiredService, EndpointState, Frontend, Marks, ProgrammedState,
-    claims::{Claim, Claimed},
-    planner::slices_of,
-    service,
-    written::written,
+    DesiredEndpoint, DesiredService, EndpointState, Frontend, Marks, ProgrammedState, claim::Claim, claims::Claimed,
+    node_context::slices_of, service, written::written,
 };
 use lb_model::{ObjectName, PortKey, Refusal, Service, Snapshot, Unread, UnreadKind};
 

@@ -4,12 +4,14 @@
 //! between them.
 
 mod checks;
+mod claim;
 mod claims;
 mod cluster_ips;
 mod desired;
 mod diff;
 mod effect;
 mod endpoints;
+mod frontend;
 mod frontends;
 mod health_check;
 mod hold;
@@ -41,18 +43,20 @@ use lb_common::limits;
 
 use lb_model::{Mode, Scheduler, SlotShares};
 
-pub use desired::{Desired, DesiredService, Frontend, HealthCheck, Ranges, Set, Use};
+pub use desired::{Desired, DesiredService, HealthCheck};
 pub use diff::{Obstacle, diff_service, diff_vip, withdrawals};
 pub use effect::{BackendEffect, BackendState, Change, Differing, Fate, FrontendEffect, PortEffect};
 pub use endpoints::{DesiredEndpoint, EndpointState, OtherPort, PortMismatch};
+pub use frontend::{Frontend, Ranges, Set, Use};
 pub use hold::Hold;
 pub use ids::Range;
 pub use lb_common::abi::FrontendKind;
 pub use life::{DrainLimits, OwnDrainLimits};
 pub use marks::{Mark, Marks, Target};
 pub use named::{Endpoints, Named, forget as forget_endpoint, named, put as put_endpoint};
+pub use node_context::NodeFacts;
 pub use op::{BackendId, BackendRecord, Op, config, order};
-pub use planner::{Changes, NodeFacts, Planner, plan};
+pub use planner::{Changes, Planner, plan};
 pub use preview::{HealthCheckEffect, Inputs, Preview};
 pub use programmed::{
     Backends, Capacities, DrainEnds, Drains, Frontends, ProgrammedService, ProgrammedState, Services, SlotRanges, Vips,

@@ -7,8 +7,25 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{Frontend, Marks, NodeFacts, NodePortAddresses, PlanSettings, cluster_ips::ClusterIps, planner::slices_of};
-use lb_model::{Endpoint, Family, Mode, ObjectName, Protocol, Scheduler, Snapshot};
+use super::{Frontend, Marks, NodePortAddresses, PlanSettings, cluster_ips::ClusterIps};
+use lb_model::{Endpoint, Family, Mode, ObjectName, Protocol, Scheduler, Slice, SliceKey, Snapshot};
+
+/// What the node itself knows, beside the API.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// Addresses of its links; no loopback, no link-local ones.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Those of them that no link has at the moment: node ports wait for them, cluster IPs do not.
+    pub absent: BTreeSet<IpAddr>,
+    /// Networks that its links are in: a host with an address there is its neighbour.
+    pub networks: BTreeSet<IpNet>,
+    /// What no node port, load balancer or external IP may take: the API server, the kubelet, ports of our own. An unspecified
+    /// address means every address of the node.
+    pub reserved: BTreeSet<(IpAddr, u16, Protocol)>,
+    pub marks: Marks,
+    /// The most that a link takes which has an address of IPv4, of IPv6; `None`: not known, or there is none.
+    pub mtu: [Option<u32>; 2],
+}
 
 const UNSPECIFIED: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
@@ -126,4 +143,13 @@ fn api_servers(snapshot: &Snapshot) -> BTreeSet<(IpAddr, u16, Protocol)> {
         ports.flat_map(|(port, protocol)| slice.endpoints.iter().map(move |at| (at.address, port, protocol)))
     });
     listening.collect()
+}
+
+/// The slices of one service, which are next to each other.
+pub(super) fn slices_of<'a>(snapshot: &'a Snapshot, service: &ObjectName) -> Vec<&'a Slice> {
+    let ObjectName { namespace, name } = service;
+    let first = SliceKey { namespace: namespace.clone(), service: name.clone(), name: "".into() };
+    let all = snapshot.slices.range(first..);
+    let own = all.take_while(|(key, _)| key.namespace == *namespace && key.service == *name);
+    own.map(|(_, slice)| slice.as_ref()).collect()
 }

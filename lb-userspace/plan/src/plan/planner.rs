@@ -6,38 +6,21 @@ use std::{
 };
 
 use imbl::ordmap::DiffItem;
-use ipnet::IpNet;
 use lb_common::abi::{self, vip_flags};
 
 use super::{
-    Desired, DesiredService, Frontend, FrontendKind, HealthCheck, Marks, PlanSettings,
-    claims::{Claim, Claimed},
+    Desired, DesiredService, Frontend, FrontendKind, HealthCheck, PlanSettings,
+    claim::Claim,
+    claims::Claimed,
     cluster_ips::ClusterIps,
     endpoints::Listed,
     frontends, health_check,
     hold::Hold,
-    node_context::NodeContext,
+    node_context::{NodeContext, NodeFacts, slices_of},
     service,
     shares::{Demand, Shares},
 };
-use lb_model::{ObjectName, PortKey, Protocol, Refusal, Refused, Slice, SliceKey, Snapshot};
-
-/// What the node itself knows, beside the API.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeFacts {
-    /// Addresses of its links; no loopback, no link-local ones.
-    pub addresses: BTreeSet<IpAddr>,
-    /// Those of them that no link has at the moment: node ports wait for them, cluster IPs do not.
-    pub absent: BTreeSet<IpAddr>,
-    /// Networks that its links are in: a host with an address there is its neighbour.
-    pub networks: BTreeSet<IpNet>,
-    /// What no node port, load balancer or external IP may take: the API server, the kubelet, ports of our own. An unspecified
-    /// address means every address of the node.
-    pub reserved: BTreeSet<(IpAddr, u16, Protocol)>,
-    pub marks: Marks,
-    /// The most that a link takes which has an address of IPv4, of IPv6; `None`: not known, or there is none.
-    pub mtu: [Option<u32>; 2],
-}
+use lb_model::{ObjectName, PortKey, Protocol, Refusal, Refused, Snapshot};
 
 /// What is wanted otherwise than before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -198,14 +181,14 @@ impl Planner {
     fn review_hold(&mut self, before: &Snapshot, dirty: &mut BTreeSet<ObjectName>, named: &mut BTreeSet<IpAddr>) {
         let Self { context, claimed, .. } = self;
         for (name, held) in self.hold.review(&self.snapshot, |service| frontends::is_ours(service, context)) {
-            claimed.remove_held(&name, &held);
+            claimed.remove_held(&name, held.claims());
             before.services.get(&name).into_iter().for_each(|service| claimed.put_service(service, context));
             named.extend(held.addresses());
             dirty.insert(name);
         }
         if std::mem::take(&mut self.is_fresh) {
             for (name, held) in self.hold.services() {
-                claimed.put_held(name, held);
+                claimed.put_held(name, held.claims());
                 named.extend(held.addresses());
                 dirty.insert(name.clone());
             }
@@ -367,15 +350,6 @@ pub fn plan(snapshot: &Snapshot, facts: &NodeFacts, settings: &PlanSettings) -> 
     let mut planner = Planner::new(settings.clone());
     planner.update(snapshot, facts);
     planner.desired
-}
-
-/// The slices of one service, which are next to each other.
-pub(super) fn slices_of<'a>(snapshot: &'a Snapshot, service: &ObjectName) -> Vec<&'a Slice> {
-    let ObjectName { namespace, name } = service;
-    let first = SliceKey { namespace: namespace.clone(), service: name.clone(), name: "".into() };
-    let all = snapshot.slices.range(first..);
-    let own = all.take_while(|(key, _)| key.namespace == *namespace && key.service == *name);
-    own.map(|(_, slice)| slice.as_ref()).collect()
 }
 
 fn differing<K: Ord + Clone, V: PartialEq>(before: &BTreeMap<K, V>, after: &BTreeMap<K, V>) -> BTreeSet<K> {

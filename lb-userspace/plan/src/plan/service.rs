@@ -9,7 +9,8 @@ use lb_common::abi::service_flags;
 
 use super::{
     DesiredEndpoint, DesiredService, Frontend, FrontendKind, Marks, OwnDrainLimits, Set, SortedMap, Use, checks,
-    claims::{Claim, Claimed},
+    claim::Claim,
+    claims::Claimed,
     endpoints::{self, Filled, Listed, Needs, filled},
     frontends::{self, Guard},
     mode,

@@ -8,10 +8,10 @@ use http_body_util::{BodyDataStream, BodyExt as _};
 use tokio::sync::Mutex;
 
 use super::{
-    calls::Failure,
     connect::{ApiClient, ApiClients},
+    failure::Failure,
     item::ApiError,
-    reason,
+    reason::reason,
 };
 
 /// What the API sends, as it comes.

@@ -1,8 +1,6 @@
 //! The calls to the API, what they bring, and the updates of one resource that follow from it.
 
-use std::time::Duration;
-
-use super::{item::Item, version::Version};
+use super::{failure::Failure, item::Item, version::Version};
 use crate::{Difference, Reach, ResourceStatus};
 use lb_model::ObjectName;
 
@@ -45,23 +43,6 @@ pub struct Page<K> {
     pub token: Option<String>,
     /// Length of its text.
     pub bytes: usize,
-}
-
-/// Why there is no answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// HTTP status, if the server sent one.
-    pub status: Option<u16>,
-    pub reason: String,
-    /// How long the server wants nothing to be asked (RFC 9110, `Retry-After`).
-    pub retry_after: Option<Duration>,
-}
-
-impl Failure {
-    /// Nobody answered, or what came is no answer.
-    pub fn without_status(reason: impl Into<String>) -> Self {
-        Self { status: None, reason: reason.into(), retry_after: None }
-    }
 }
 
 /// What to do next.

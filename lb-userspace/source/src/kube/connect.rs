@@ -23,10 +23,10 @@ use tokio::time::Instant;
 use tower::ServiceExt as _;
 
 use super::{
-    KubeSettings,
     bounds::{ANSWER_LIMIT, KEEPALIVE, KEEPALIVE_INTERVAL, KEEPALIVE_RETRIES, UNACKNOWLEDGED_LIMIT},
     counted::Counted,
-    reason,
+    reason::reason,
+    settings::KubeSettings,
 };
 use crate::{SourceError, api_requests::ApiRequests};
 

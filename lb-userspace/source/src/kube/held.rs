@@ -6,12 +6,12 @@ use ipnet::IpNet;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    super::{Reach, ResourceStatus, SourceStatus},
     calls::{Update, WatcherOutput},
     item::{Item, Unreadable},
     own_node::OwnNode,
     version::Version,
 };
+use crate::{Reach, ResourceStatus, SourceStatus};
 use lb_model::{
     AllowedAnnotations, Mode, Node, ObjectName, Peer, Refusal, Refused, Service, ServiceCidr, Slice, Snapshot, Unread,
 };

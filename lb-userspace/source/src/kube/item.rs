@@ -8,7 +8,7 @@ use serde::{
 };
 use serde_json::Value;
 
-use super::{calls::Failure, version::Version};
+use super::{failure::Failure, version::Version};
 use lb_model::{Mark, ObjectName, shared, uid_hash};
 use lb_objects::lean::{ApiKind, Owner};
 

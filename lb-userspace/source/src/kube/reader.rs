@@ -22,10 +22,11 @@ use tokio::{
 use super::{
     ask::{Body, SpareClient, ask},
     bounds::{PAGE_BYTES, PAGE_OBJECTS},
-    calls::{Call, Effect, Failure, Page, Received, WatcherOutput},
+    calls::{Call, Effect, Page, Received, WatcherOutput},
     connect::ApiClients,
+    failure::Failure,
     item::{Event, Item, read_event, read_item},
-    reason,
+    reason::reason,
     split::{Items, Lines},
     version::Version,
     watcher::{WatchSettings, Watcher},

@@ -1,5 +1,8 @@
 //! Resource versions of the API: opaque text, but for decimal numbers, which may be compared (KEP-5504).
 
+use std::collections::BTreeMap;
+
+use lb_model::ObjectName;
 use std::{cmp::Ordering, fmt};
 
 /// The version of an object, a list or a place in a watch.
@@ -45,6 +48,9 @@ impl fmt::Display for Version {
         }
     }
 }
+
+/// The names held, and in what version.
+pub type Known = BTreeMap<ObjectName, Version>;
 
 #[cfg(test)]
 mod tests {

@@ -4,27 +4,32 @@
 //! compared with a fresh list now and then (`comparing`). Nothing is ever deleted but by a delete event or a complete list that is believed.
 
 mod comparing;
+mod comparison;
 mod forced;
+mod list;
 mod listing;
+mod probe;
 mod probing;
+mod watch;
 mod watching;
 
-use std::{collections::BTreeMap, fmt::Debug, time::Duration};
+use std::{fmt::Debug, time::Duration};
 
 use tokio::time::Instant;
 
 use self::{
-    comparing::Comparison,
+    comparison::Comparison,
     forced::ForcedLists,
-    listing::Listing,
-    probing::Probe,
-    watching::{Line, Watch},
+    list::Listing,
+    probe::Probe,
+    watch::{Line, Watch},
 };
 use super::{
     bounds::{self, Pauses},
-    calls::{Call, Effect, Failure, Received, Update, WatcherOutput},
+    calls::{Call, Effect, Received, Update, WatcherOutput},
+    failure::Failure,
     item::Item,
-    version::Version,
+    version::{Known, Version},
 };
 use crate::{ApiError, Failing, Proof, ProofKind, Reach, Relist, ResourceStatus};
 use lb_model::ObjectName;
@@ -47,9 +52,6 @@ pub struct WatchSettings {
     /// An API server may not know the kind: then it has no object of it, and that is no error.
     pub may_be_unknown: bool,
 }
-
-/// The names held, and in what version.
-type Known = BTreeMap<ObjectName, Version>;
 
 /// Where one resource stands.
 #[derive(Debug)]

@@ -5,30 +5,16 @@ use std::{collections::BTreeMap, ops::Range as StdRange};
 use lb_common::abi::{self, map_name};
 
 use super::{
-    Finding, FindingKind, by_family, endpoints,
+    Finding, FindingKind, endpoints,
     fields::{backend_fields, difference, name_fields, service_fields, slot_fields},
+    found::{Found, Repair, TableEntry, by_family, owner},
 };
 use crate::{
     apply::records,
-    plan::{BackendId, BackendRecord, Loaded, Op, Part, ProgrammedState, Stray},
+    plan::{BackendId, BackendRecord, Loaded, Op, Part, ProgrammedState},
 };
 use lb_model::Family;
 use lb_tables::vip_filter::is_ruled_out;
-
-/// A difference, and what puts it right.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
-    pub finding: Finding,
-    pub repair: Repair,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Repair {
-    Write(Op),
-    /// An id that somebody else used is free again, and its generation is noted.
-    Free(Op),
-    Stray(Stray),
-}
 
 /// How many entries a part should hold; of backends and slots, those with these ids or in these ranges.
 pub(super) fn size(part: Part, programmed: &ProgrammedState, read: &StdRange<u32>) -> usize {
@@ -81,28 +67,6 @@ pub(super) fn compare(part: Part, programmed: &ProgrammedState, loaded: &Loaded,
         repair: Repair::Stray(stray.clone()),
     }));
     found
-}
-
-/// The name of a service port as a user knows it.
-pub(super) fn owner(programmed: &ProgrammedState, id: u32) -> Option<String> {
-    programmed.services().get(id).map(|service| service.key.to_string())
-}
-
-pub(super) struct TableEntry<'a> {
-    pub table: &'a str,
-    pub name: String,
-    pub service: Option<String>,
-}
-
-impl TableEntry<'_> {
-    pub fn found(self, kind: FindingKind, difference: String, repair: Op) -> Found {
-        let Self { table, name: entry, service } = self;
-        debug_assert!(lb_common::maps::table(table).is_some_and(|table| table.is_audited), "{table}");
-        Found {
-            finding: Finding { kind, table: table.to_owned(), entry, service, difference, repaired: false },
-            repair: Repair::Write(repair),
-        }
-    }
 }
 
 fn names(programmed: &ProgrammedState, loaded: &Loaded) -> Vec<Found> {

@@ -10,6 +10,7 @@ use crate::{
     apply::MemoryStore,
     plan::{BackendId, Frontend},
 };
+use lb_model::Family;
 
 /// What is done to one entry, the `n`-th of its table.
 #[derive(Clone, Debug)]

@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, net::IpAddr};
 use lb_common::{abi, map::MapId};
 
 use super::{
-    Finding, FindingKind, by_family,
-    compare::{Found, Repair, TableEntry, owner},
+    Finding, FindingKind,
     fields::{difference, endpoint_fields},
+    found::{Found, Repair, TableEntry, by_family, owner},
 };
 use crate::plan::{self, BackendId, Loaded, Op, ProgrammedState, Stray};
 use lb_model::Family;

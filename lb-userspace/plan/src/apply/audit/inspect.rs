@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use lb_common::abi::{self, map_name};
 
-use super::{Finding, FindingKind, by_family};
+use super::{Finding, FindingKind, found::by_family};
 use crate::{
     apply::{Store, StoreError},
     plan::{BackendId, BackendRecord, Frontend, Loaded, Range},

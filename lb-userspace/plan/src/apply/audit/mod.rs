@@ -6,6 +6,7 @@
 mod compare;
 mod endpoints;
 mod fields;
+mod found;
 mod inspect;
 mod report;
 
@@ -18,8 +19,8 @@ use lb_common::abi::backend_state;
 
 use super::{Programmer, Store};
 use crate::plan::{Changes, Loaded, Obstacle, Part, Range, diff_service, diff_vip, work};
-use compare::{Found, Repair};
-use lb_model::{Family, Monotonic, PortKey};
+use found::{Found, Repair};
+use lb_model::{Monotonic, PortKey};
 use lb_tables::vip_filter;
 
 pub use inspect::{inspect, read_all};
@@ -281,14 +282,6 @@ impl<S: Store> Programmer<S> {
             }
         }
         report.findings.extend(findings);
-    }
-}
-
-/// Families by their tables' names.
-fn by_family<T>(family: Family, v4: T, v6: T) -> T {
-    match family {
-        Family::V4 => v4,
-        Family::V6 => v6,
     }
 }
 

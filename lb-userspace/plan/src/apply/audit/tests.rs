@@ -11,7 +11,7 @@ use crate::{
     apply::MemoryStore,
     plan::{BackendId, BackendRecord, Frontend, NodeFacts, Op, PlanSettings},
 };
-use lb_model::Snapshot;
+use lb_model::{Family, Snapshot};
 use lb_objects::manifest::snapshot;
 
 const OBJECTS: &str = "

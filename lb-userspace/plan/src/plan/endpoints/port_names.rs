@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::{Listed, Needs};
 use lb_model::{Family, Protocol, ServicePort, Slice};
 
 /// So many other ports are kept by name.
@@ -42,7 +41,7 @@ pub(super) struct Census<'a> {
 }
 
 impl<'a> Census<'a> {
-    fn of(slices: &[&'a Slice], family: Family, ports: &[ServicePort]) -> Self {
+    pub fn of(slices: &[&'a Slice], family: Family, ports: &[ServicePort]) -> Self {
         let taken: BTreeSet<_> = ports.iter().map(|port| (port.name.as_str(), port.protocol)).collect();
         let mut all: BTreeSet<IpAddr> = BTreeSet::new();
         let mut own: BTreeMap<_, BTreeSet<IpAddr>> = BTreeMap::new();
@@ -67,7 +66,7 @@ impl<'a> Census<'a> {
         Self { endpoints, by_port, left }
     }
 
-    fn mismatch(&self, port: &ServicePort, family: Family) -> Option<PortMismatch> {
+    pub fn mismatch(&self, port: &ServicePort, family: Family) -> Option<PortMismatch> {
         let own = (port.name.as_str(), port.protocol);
         let matching = self.by_port.get(&own).copied().unwrap_or_default();
         if matching == self.endpoints {
@@ -92,30 +91,9 @@ impl<'a> Census<'a> {
     }
 }
 
-impl Listed<'_> {
-    /// Endpoints that lack the port, in the families whose sets are in need. `ports`: all of the Service.
-    pub fn mismatches(&self, port: &ServicePort, ports: &[ServicePort], needs: [Needs; 2]) -> Vec<PortMismatch> {
-        let needed = Family::ALL.into_iter().zip(needs).zip(&self.census).filter(|((_, needs), _)| needs.any());
-        let found = needed.filter_map(|((family, _), census)| {
-            // Where every slice has the port, nobody counts addresses.
-            let lacks = self.has_slices_without(port, family);
-            let census = lacks.then(|| census.get_or_init(|| Census::of(&self.slices, family, ports)))?;
-            census.mismatch(port, family)
-        });
-        found.collect()
-    }
-
-    /// Whether slices of the family have endpoints, and not this port.
-    fn has_slices_without(&self, port: &ServicePort, family: Family) -> bool {
-        let has_endpoints = |slice: &&&Slice| slice.family == family && !slice.endpoints.is_empty();
-        let at = self.by_port.get(&(port.name.as_str(), port.protocol)).into_iter().flatten();
-        let with = at.map(|(index, _)| &self.slices[*index]).filter(has_endpoints).count();
-        with < self.slices.iter().filter(has_endpoints).count()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::{Listed, Needs};
     use super::*;
     use lb_model::{Endpoint, ObjectName, SlicePort};
 

@@ -1,60 +1,12 @@
 //! What planned operations will take that are not carried out yet. Many changes are planned before the first is written, and none may be given the
 //! ids, slots or room of another.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::net::IpAddr;
 
-use ipnet::IpNet;
-
-use super::{ProgrammedState, capacities::Counted};
+use super::ProgrammedState;
 use crate::plan::op::Added;
-use crate::plan::{BackendId, Frontend, Op, named};
+use crate::plan::{Op, named};
 use lb_model::Family;
-
-/// Planned, and not written yet.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Reserved {
-    services: BTreeSet<u32>,
-    backends: BTreeSet<BackendId>,
-    /// First slots of ranges.
-    ranges: BTreeSet<u32>,
-    frontends: Counted<Frontend>,
-    /// Keys of `endpoints4/6`.
-    endpoints: Counted<(IpAddr, u32)>,
-    sources: Counted<(u32, IpNet)>,
-    vips: Counted<IpAddr>,
-}
-
-impl Reserved {
-    fn add(&mut self, added: &Added<'_>) {
-        match added {
-            Added::Name(id) => drop(self.services.insert(*id)),
-            Added::Backend(id) => drop(self.backends.insert(*id)),
-            Added::Slots(base, _) => drop(self.ranges.insert(*base)),
-            Added::Frontend(frontend) => self.frontends.insert(*frontend, Family::of(frontend.address)),
-            Added::Source(id, network) => self.sources.insert((*id, *network), Family::of(network.addr())),
-            Added::Vip(address) => self.vips.insert(*address, Family::of(*address)),
-        }
-    }
-
-    fn add_endpoint(&mut self, key: (IpAddr, u32)) {
-        self.endpoints.insert(key, Family::of(key.0));
-    }
-
-    /// The operation's needs are no longer merely set aside. True if they were.
-    pub(super) fn remove(&mut self, op: &Op) -> bool {
-        if let Some(key) = named::key_of(op) {
-            self.endpoints.remove(&key, Family::of(key.0));
-        }
-        op.added().is_some_and(|added| match added {
-            Added::Name(id) => self.services.remove(&id),
-            Added::Backend(id) => self.backends.remove(&id),
-            Added::Slots(base, _) => self.ranges.remove(&base),
-            Added::Frontend(frontend) => self.frontends.remove(&frontend, Family::of(frontend.address)),
-            Added::Source(id, network) => self.sources.remove(&(id, network), Family::of(network.addr())),
-            Added::Vip(address) => self.vips.remove(&address, Family::of(address)),
-        })
-    }
-}
 
 impl ProgrammedState {
     /// Sets aside what these operations need. Each of them is then either recorded, or given up.

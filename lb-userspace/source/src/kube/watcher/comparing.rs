@@ -2,80 +2,17 @@
 //!
 //! Two lists must show a difference, and no event may have touched the object meanwhile: what is only on its way is none.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
-use super::{Call, Effect, HTTP_GONE, Known, Line, Received, Update, Version, Watcher, bounds};
-use crate::{
-    Difference, ProofKind, Relist, Restart,
-    kube::{calls::Page, item::Item},
+use super::{
+    Call, Effect, HTTP_GONE, Received, Update, Version, Watcher, bounds,
+    comparison::{Comparison, Phase},
+    watch::Line,
 };
+use crate::{Difference, ProofKind, Relist, Restart, kube::calls::Page};
 use lb_model::ObjectName;
-
-/// A comparison under way.
-#[derive(Debug)]
-pub struct Comparison<K> {
-    phase: Phase,
-    /// What was known when the list was asked for.
-    from: Option<Version>,
-    seen: Known,
-    /// Objects that an event changed since the beginning.
-    touched: BTreeSet<ObjectName>,
-    /// What the first list shows.
-    found: BTreeMap<ObjectName, Difference>,
-    /// Of the second list, what the repair takes.
-    objects: BTreeMap<ObjectName, Item<K>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// The first or second list; when something came of it last.
-    Listing { is_second: bool, last: Instant },
-    /// What was found may still come by the watch.
-    Settling { until: Instant },
-}
-
-impl<K> Comparison<K> {
-    fn new(from: Option<Version>, now: Instant) -> Self {
-        Self {
-            phase: Phase::Listing { is_second: false, last: now },
-            from,
-            seen: Known::new(),
-            touched: BTreeSet::new(),
-            found: BTreeMap::new(),
-            objects: BTreeMap::new(),
-        }
-    }
-
-    pub fn touched(&mut self, name: &ObjectName) {
-        self.touched.insert(name.clone());
-    }
-
-    fn due(&self) -> Instant {
-        match self.phase {
-            Phase::Listing { last, .. } => last + bounds::LIST_SILENCE_LIMIT,
-            Phase::Settling { until } => until,
-        }
-    }
-
-    /// What differs between the list, which is of a version, and what is held.
-    fn differences(&self, known: &Known, list: &Version) -> BTreeMap<ObjectName, Difference> {
-        let listed = self.seen.iter().filter_map(|(name, version)| match known.get(name) {
-            None => Some((name, Difference::Missing)),
-            Some(held) if held == version || version < held => None,
-            Some(_) => Some((name, Difference::Stale)),
-        });
-        // An object without a name may be any of those that the list does not name.
-        let is_complete = !self.seen.contains_key(&ObjectName::unreadable());
-        let extra = known.iter().filter(|(name, held)| {
-            let is_newer = list < *held;
-            is_complete && !self.seen.contains_key(*name) && !is_newer
-        });
-        let all = listed.chain(extra.map(|(name, _)| (name, Difference::Extra)));
-        all.filter(|(name, _)| !self.touched.contains(*name)).map(|(name, kind)| (name.clone(), kind)).collect()
-    }
-}
 
 impl<K> Watcher<K> {
     /// `is_first`: all nodes may have listed together, so the first comparison is spread over all of the interval.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::bounds::{FORCED_LIST_DISTANCE, Pauses};
+use crate::kube::bounds::{FORCED_LIST_DISTANCE, Pauses};
 
 /// When the next silent probe forces a list.
 #[derive(Debug, Default)]

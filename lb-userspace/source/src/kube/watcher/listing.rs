@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use tokio::time::Instant;
 
 use super::{
-    Call, Effect, Failure, HTTP_GONE, HTTP_NOT_FOUND, Known, Received, Update, Version, Watcher, bounds,
-    watching::Watch,
+    Call, Effect, Failure, HTTP_GONE, HTTP_NOT_FOUND, Received, Update, Version, Watcher, bounds,
+    list::{Listing, PageRequest, Unconfirmed},
+    watch::Watch,
 };
 use crate::{Confirming, ProofKind, Relist, kube::calls::Page};
 use lb_model::ObjectName;
@@ -18,54 +19,6 @@ const FEW: usize = 10;
 const PAGE_REFUSALS_MAX: u32 = 5;
 /// Statuses of a server that only has too much to do.
 const BUSY: [u16; 2] = [429, 503];
-
-/// A complete list in the making.
-#[derive(Debug)]
-pub struct Listing {
-    reason: Relist,
-    asked: PageRequest,
-    /// Of the page that is due.
-    token: Option<String>,
-    /// How often that page was answered with an error.
-    refusals: u32,
-    seen: Known,
-    /// A list that would delete nearly everything, and waits for a second one.
-    unconfirmed: Option<Unconfirmed>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum PageRequest {
-    /// The question waits until then.
-    Waits(Instant),
-    /// When something came of it, or it was put.
-    Sent(Instant),
-}
-
-#[derive(Debug)]
-struct Unconfirmed {
-    /// What is held and was not in it.
-    absent: BTreeSet<ObjectName>,
-    version: Version,
-}
-
-impl Listing {
-    pub fn new(reason: Relist, at: Instant) -> Self {
-        Self { reason, asked: PageRequest::Waits(at), token: None, refusals: 0, seen: Known::new(), unconfirmed: None }
-    }
-
-    pub fn due(&self) -> Instant {
-        match self.asked {
-            PageRequest::Waits(until) => until,
-            PageRequest::Sent(last) => last + bounds::LIST_SILENCE_LIMIT,
-        }
-    }
-
-    /// From the first page again.
-    fn start_over(&mut self, reason: Relist, at: Instant) {
-        (self.reason, self.asked, self.token, self.refusals) = (reason, PageRequest::Waits(at), None, 0);
-        self.seen.clear();
-    }
-}
 
 impl<K> Watcher<K> {
     pub(super) fn list_tick(&mut self, now: Instant) -> Vec<Effect<K>> {

@@ -4,54 +4,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Call, Effect, Failure, Received, Version, WatchEvent, Watcher, bounds, no_answer, unusable_version};
+use super::{
+    Call, Effect, Failure, Received, Version, WatchEvent, Watcher, bounds, no_answer, unusable_version,
+    watch::{Line, Watch},
+};
 use crate::{Probed, ProofKind, Relist, Restart};
-
-/// The one watch that is followed.
-#[derive(Debug)]
-pub struct Watch {
-    pub line: Line,
-    /// Where it is by its own words.
-    pub at: Option<Version>,
-    /// When the server ends it.
-    ends: Instant,
-    opened: Instant,
-    /// The last event or bookmark, or its opening.
-    pub received: Instant,
-    /// It brought an event or a bookmark.
-    proven: bool,
-    /// It was opened as a probe, and is as short.
-    pub is_short: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Line {
-    Closed,
-    /// It is asked for then.
-    Waiting(Instant),
-    Asked(Instant),
-    Open,
-}
-
-impl Watch {
-    pub fn closed(now: Instant) -> Self {
-        Self { line: Line::Closed, at: None, ends: now, opened: now, received: now, proven: false, is_short: false }
-    }
-
-    pub fn waiting(until: Instant) -> Self {
-        Self { line: Line::Waiting(until), ..Self::closed(until) }
-    }
-
-    pub fn due(&self) -> Instant {
-        match self.line {
-            // Only while a list is due.
-            Line::Closed => self.ends,
-            Line::Waiting(until) => until,
-            Line::Asked(at) => at + bounds::ANSWER_LIMIT,
-            Line::Open => self.ends + bounds::END_LIMIT,
-        }
-    }
-}
 
 impl<K> Watcher<K> {
     pub(super) fn watch_tick(&mut self, now: Instant) -> Vec<Effect<K>> {
