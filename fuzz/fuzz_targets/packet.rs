@@ -3,8 +3,5 @@
 
 #[path = "../src/packet.rs"]
 mod packet;
-#[allow(dead_code)]
-#[path = "../../lb-ebpf/src/parse.rs"]
-mod parse;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| packet::check(bytes));

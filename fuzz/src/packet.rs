@@ -5,7 +5,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use lb_common::abi::{FlowKey, TCP, UDP};
 use lb_common::decide::Packet;
 
-use crate::parse::{Bytes, ETHERNET, Other, parse};
+use lb_common::parse::{Bytes, ETHERNET, Other, parse};
 
 /// A packet in memory of its very own size, its network header on a word's boundary as network drivers place it.
 struct Placed {

@@ -18,6 +18,7 @@ pub mod map;
 pub mod maps;
 mod numbered;
 pub mod outcome;
+pub mod parse;
 #[cfg(feature = "plain")]
 pub mod plain;
 pub mod service_cidrs;

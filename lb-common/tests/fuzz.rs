@@ -5,10 +5,6 @@
 
 #[path = "../../fuzz/src/packet.rs"]
 mod packet;
-// The programs' own file: more of it is used there.
-#[allow(dead_code, clippy::pedantic)]
-#[path = "../../lb-ebpf/src/parse.rs"]
-mod parse;
 
 use std::collections::BTreeSet;
 use std::path::Path;

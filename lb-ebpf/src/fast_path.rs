@@ -20,7 +20,7 @@ use crate::counters::{self, Counter};
 use crate::features::HAS_CHECK_MTU;
 use crate::fib;
 use crate::maps::{BRIDGE_PORTS, FAST_PATH, LINKS, PEER_MACS};
-use crate::parse::{Bytes, ETHERNET};
+use lb_common::parse::{Bytes, ETHERNET};
 
 /// Whether there is a fast path at all. Set at load: without, nothing of it is left in the programs.
 #[unsafe(no_mangle)]

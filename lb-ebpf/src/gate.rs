@@ -15,11 +15,11 @@ use lb_common::switch::{self, new_slot, old_slot, word};
 
 use crate::maps::{self, SWITCH_TC, SWITCH_WORD, SWITCH_XDP};
 use crate::outer_header;
-use crate::parse::{self, ETHERNET, ETHERTYPE, ICMP_HEADER, IPV4, IPV4_HEADER, IPV6, IPV6_HEADER};
 use crate::tc::forward::NEXT;
 use crate::tc::headers::{self, Extent, Piece, is_icmp};
 use crate::tc::skb::{load, ports};
 use crate::xdp::frame::{bytes, is_outer};
+use lb_common::parse::{self, ETHERNET, ETHERTYPE, ICMP_HEADER, IPV4, IPV4_HEADER, IPV6, IPV6_HEADER};
 
 macro_rules! gate {
     ($(#[$meta:meta])* $name:ident, $entry:literal, $network:expr) => {

@@ -20,7 +20,6 @@ mod kernel;
 mod maps;
 mod nat;
 mod outer_header;
-mod parse;
 mod rate_limit;
 mod scratch;
 mod settings;

@@ -3,7 +3,7 @@
 use lb_common::abi::UDP;
 use lb_common::decide::{Action, Verdict, Work};
 
-use crate::parse::Offsets;
+use lb_common::parse::Offsets;
 
 /// Which end of the packet a verdict rewrites.
 #[derive(Clone, Copy, PartialEq, Eq)]

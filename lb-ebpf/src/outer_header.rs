@@ -3,7 +3,7 @@
 use lb_common::checksum;
 
 use crate::fib::LONGEST;
-use crate::parse::{HOPS, IPV4_HEADER, IPV6_HEADER};
+use lb_common::parse::{HOPS, IPV4_HEADER, IPV6_HEADER};
 
 /// Length of the outer header.
 #[inline(always)]

@@ -4,7 +4,7 @@
 use lb_common::abi::FlowKey;
 use lb_common::decide::{Hook, Pick, Step, Work};
 
-use crate::parse::{ETHERNET, Offsets};
+use lb_common::parse::{ETHERNET, Offsets};
 
 /// Where a packet is met.
 #[repr(C)]

@@ -17,13 +17,13 @@ use crate::counters::{self, Counter};
 use crate::kernel::Kernel;
 use crate::maps;
 use crate::outer_header;
-use crate::parse::Offsets;
 use crate::scratch::{Scratch, Unsent};
 use crate::tail_call;
 use crate::tc::forward::{self, DROP, NEXT, NextHop};
 use crate::tc::fragments;
 use crate::tc::headers::{self, Extent, Piece, is_icmp};
 use crate::tc::skb::{load, ports, store};
+use lb_common::parse::Offsets;
 
 /// How long the packet is on the wire in its outer header: of several segments that the kernel has joined, the longest. 0: not known.
 ///

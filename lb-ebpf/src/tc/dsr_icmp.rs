@@ -11,7 +11,6 @@ use lb_common::words;
 
 use crate::kernel::Kernel;
 use crate::maps;
-use crate::parse::{ICMP_HEADER, UDP_HEADER};
 use crate::scratch::{IcmpMessage, Unsent};
 use crate::tail_call;
 use crate::tc::dsr::take_off;
@@ -21,6 +20,7 @@ use crate::tc::icmp::{IcmpClass, kind_of, quoted_packet};
 use crate::tc::skb::{load, ports};
 use crate::tc::slow_path::unrelated;
 use crate::tc::verdict;
+use lb_common::parse::{ICMP_HEADER, UDP_HEADER};
 
 /// [`TcStage::DsrIcmp`]: sends an error about a connection that this node does not know whole to the node that has answered, if there is one.
 #[inline(always)]

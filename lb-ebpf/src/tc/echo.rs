@@ -8,10 +8,10 @@ use lb_common::outcome::Outcome;
 use crate::counters::{self, Counter};
 use crate::kernel::Kernel;
 use crate::nat::Refused;
-use crate::parse::{HOPS, ICMP_HEADER};
 use crate::scratch::AttachPoint;
 use crate::tc::forward::{self, DROP};
 use crate::tc::skb::{load, resum, store_summed};
+use lb_common::parse::{HOPS, ICMP_HEADER};
 
 /// Type of an echo reply (RFC 792), and of one of ICMPv6 (RFC 4443, section 4.2).
 const REPLY4: u8 = 0;

@@ -18,9 +18,9 @@ use crate::counters::{self, Counter};
 use crate::fast_path::PACKET_HOST;
 use crate::fib::{self, LONGEST};
 use crate::nat::Refused;
-use crate::parse::{ETHERNET, Offsets, UDP_HEADER, hop_limit_at};
 use crate::scratch::{AttachPoint, Unsent};
 use crate::tc::skb::{load, store};
+use lb_common::parse::{ETHERNET, Offsets, UDP_HEADER, hop_limit_at};
 
 /// Verdicts at tc. `NEXT` (TCX_NEXT, and TC_ACT_UNSPEC for clsact) leaves the packet to the programs behind us.
 pub const NEXT: i32 = -1;

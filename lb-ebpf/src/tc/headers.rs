@@ -6,8 +6,8 @@ use aya_ebpf::bindings::__sk_buff;
 use lb_common::abi::FlowKey;
 
 use crate::maps::QUOTE;
-use crate::parse::{IPV4_HEADER, IPV6_HEADER};
 use crate::tc::skb::load;
+use lb_common::parse::{IPV4_HEADER, IPV6_HEADER};
 
 /// Protocol numbers of ICMP and ICMPv6.
 const ICMP4: u8 = 1;

@@ -11,7 +11,6 @@ use crate::kernel::Kernel;
 use crate::maps;
 use crate::nat::{Refused, ends};
 use crate::outer_header;
-use crate::parse::{ICMP_HEADER, UDP_HEADER};
 use crate::scratch::{IcmpMessage, Scratch};
 use crate::tail_call;
 use crate::tc::forward::{self, DROP, NEXT};
@@ -19,6 +18,7 @@ use crate::tc::headers::{self, Extent, Piece};
 use crate::tc::skb::{load, resum, store_summed};
 use crate::tc::slow_path::unrelated;
 use crate::tc::{echo, verdict};
+use lb_common::parse::{ICMP_HEADER, UDP_HEADER};
 
 /// Types and codes of ICMP (RFC 792) and ICMPv6 (RFC 4443).
 mod kind {

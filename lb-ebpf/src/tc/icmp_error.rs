@@ -15,13 +15,13 @@ use crate::fib::LONGEST;
 use crate::maps::{self, MOST_QUOTED, QUOTE};
 use crate::nat::{Refused, ends};
 use crate::outer_header;
-use crate::parse::{ICMP_HEADER, IPV4_HEADER, IPV6_HEADER, Offsets, UDP_HEADER};
 use crate::scratch::{Scratch, Unsent};
 use crate::tc::forward::{self, DROP, NextHop};
 use crate::tc::headers::icmp;
 use crate::tc::own_packet::{TCP_CHECKSUM, is_partial, network_header, pseudo_header};
 use crate::tc::skb::{load, resize, store};
 use crate::tc::{dsr, route, verdict};
+use lb_common::parse::{ICMP_HEADER, IPV4_HEADER, IPV6_HEADER, Offsets, UDP_HEADER};
 
 /// What an error says: type and code in ICMP (RFC 792, RFC 1191) and in ICMPv6 (RFC 4443, section 3).
 type IcmpTypeCode = [[u8; 2]; 2];

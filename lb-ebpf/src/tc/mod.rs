@@ -36,10 +36,10 @@ use lb_common::words;
 use crate::counters::{self, Counter};
 use crate::kernel::Kernel;
 use crate::maps;
-use crate::parse::{Bytes, IPV4, IPV6, Offsets, Other, TCP_HEADER, parse};
 use crate::scratch::AttachPoint;
 use crate::tail_call;
 use forward::NEXT;
+use lb_common::parse::{Bytes, IPV4, IPV6, Offsets, Other, TCP_HEADER, parse};
 
 /// An attach point, known at compile time.
 trait Point {

@@ -13,10 +13,10 @@ use lb_common::words;
 
 use crate::maps;
 use crate::nat::{End, Refused, change, ends, ports};
-use crate::parse::{Bytes, IPV4_HEADER, IPV6_HEADER, Offsets};
 use crate::tc::forward::{self, DROP, NEXT};
 use crate::tc::sctp;
 use crate::tc::skb::{store, store_summed};
+use lb_common::parse::{Bytes, IPV4_HEADER, IPV6_HEADER, Offsets};
 
 /// Whether [`one_end`] writes the packet: one whose transport header follows a network header of the usual length. SCTP and other headers
 /// are [`lb_common::stages::TcStage::SlowNat`]'s.

@@ -15,9 +15,9 @@ use crate::features;
 use crate::fib::{self, LONGEST};
 use crate::maps;
 use crate::nat::End;
-use crate::parse::{Bytes, ETHERNET, IPV4_HEADER, IPV6_HEADER, Offsets};
 use crate::tc::forward::{self, DROP, NEXT};
 use crate::tc::nat;
+use lb_common::parse::{Bytes, ETHERNET, IPV4_HEADER, IPV6_HEADER, Offsets};
 
 /// `AF_INET`: the next hop of an IPv4 packet may be one of IPv6 (RFC 5549).
 const INTERNET: u8 = 2;

@@ -6,8 +6,8 @@ use lb_common::checksum;
 use lb_common::decide::Packet;
 
 use crate::nat::Refused;
-use crate::parse::{HOPS, IPV4_HEADER, Offsets};
 use crate::tc::skb::{load, store};
+use lb_common::parse::{HOPS, IPV4_HEADER, Offsets};
 
 /// Where the checksum stands in the header of TCP.
 pub const TCP_CHECKSUM: u32 = 16;

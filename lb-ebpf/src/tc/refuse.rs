@@ -12,13 +12,13 @@ use lb_common::state::{opens, tcp_flag};
 use crate::counters;
 use crate::maps;
 use crate::nat::Refused;
-use crate::parse::{IPV4_HEADER, IPV6_HEADER, Offsets, TCP_HEADER};
 use crate::scratch::Unsent;
 use crate::tail_call;
 use crate::tc::forward::{self, DROP};
 use crate::tc::own_packet::{TCP_CHECKSUM, is_partial, network_header, pseudo_header};
 use crate::tc::route;
 use crate::tc::skb::{load, resize, store};
+use lb_common::parse::{IPV4_HEADER, IPV6_HEADER, Offsets, TCP_HEADER};
 
 /// [`TcStage::Refuse`]: turns the packet of the scratch record into the answer that refuses it, and sends it back.
 #[inline(always)]

@@ -6,9 +6,9 @@ use lb_common::decide::{Packet, Work};
 use lb_common::state::tcp_flag::{ACK, FIN, RST, SYN};
 
 use crate::nat::Refused;
-use crate::parse::IPV6_HEADER;
 use crate::tc::headers::{Headers, Odd, Piece};
 use crate::tc::skb::{load, store_summed};
+use lb_common::parse::IPV6_HEADER;
 
 /// Common header: ports, verification tag, checksum (RFC 9260, section 3.1).
 const COMMON: usize = 12;

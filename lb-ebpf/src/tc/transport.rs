@@ -4,10 +4,10 @@ use aya_ebpf::bindings::__sk_buff;
 use lb_common::abi::{SCTP, TCP, UDP};
 use lb_common::decide::Packet;
 
-use crate::parse::{TCP_HEADER, UDP_HEADER};
 use crate::tc::headers::{Headers, Odd, Piece};
 use crate::tc::sctp;
 use crate::tc::skb::load;
+use lb_common::parse::{TCP_HEADER, UDP_HEADER};
 
 /// Reads the transport header into the packet, whose addresses stand there already.
 #[inline(always)]

@@ -11,11 +11,11 @@ use crate::fast_path::{self, FAST_PATH_ON};
 use crate::kernel::Kernel;
 use crate::maps;
 use crate::nat::End;
-use crate::parse::Offsets;
 use crate::scratch::{AttachPoint, Scratch};
 use crate::tail_call;
 use crate::tc::forward::{self, DROP, NEXT};
 use crate::tc::nat;
+use lb_common::parse::Offsets;
 
 /// [`TcStage::Verdict`].
 #[inline(always)]

@@ -8,10 +8,10 @@ use lb_common::decide::{self, Tables};
 use crate::kernel::Kernel;
 use crate::maps;
 use crate::outer_header;
-use crate::parse::{ETHERNET, parse};
 use crate::xdp::decision;
 use crate::xdp::frame::bytes;
 use crate::xdp::verdict::TRANSPORT_MASK;
+use lb_common::parse::{ETHERNET, parse};
 
 /// [`lb_common::stages::XdpStage::Decapsulate`]: decides over a packet for a backend of this node within its outer header.
 #[inline(always)]

@@ -11,10 +11,10 @@ use crate::counters;
 use crate::maps;
 use crate::nat::Refused;
 use crate::outer_header;
-use crate::parse::{Bytes, ETHERNET, ETHERTYPE, hop_limit_at};
 use crate::xdp::forward::{next_hop, one_hop_less, transmit};
 use crate::xdp::frame::bytes;
 use crate::xdp::verdict::{leave_known_to_tc, leave_to_tc, lost};
+use lb_common::parse::{Bytes, ETHERNET, ETHERTYPE, hop_limit_at};
 
 /// [`lb_common::stages::XdpStage::Encapsulate`]: sends the packet of the scratch record whole to the node of the backend that its verdict
 /// names. Nothing is written before the next hop is known.

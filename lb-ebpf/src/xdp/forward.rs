@@ -10,7 +10,7 @@ use lb_common::checksum;
 use crate::fib;
 use crate::maps::LINKS;
 use crate::nat::Refused;
-use crate::parse::{Bytes, hop_limit_at};
+use lb_common::parse::{Bytes, hop_limit_at};
 
 /// The link that a frame leaves by, and its link-layer addresses there.
 pub struct NextHop {

@@ -5,7 +5,7 @@ use aya_ebpf::helpers::generated::bpf_xdp_adjust_head;
 
 use crate::nat::Refused;
 use crate::outer_header;
-use crate::parse::{Bytes, ETHERNET};
+use lb_common::parse::{Bytes, ETHERNET};
 
 #[inline(always)]
 pub fn bytes(context: *mut xdp_md) -> Bytes {

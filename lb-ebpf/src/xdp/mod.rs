@@ -19,9 +19,9 @@ use lb_common::stages::XdpStage;
 use lb_common::words;
 
 use crate::maps;
-use crate::parse::{ETHERNET, ETHERTYPE, IPV4, IPV6, Offsets, parse};
 use crate::tail_call;
 use frame::{bytes, is_outer};
+use lb_common::parse::{ETHERNET, ETHERTYPE, IPV4, IPV6, Offsets, parse};
 
 /// XDP on an external link.
 #[xdp]

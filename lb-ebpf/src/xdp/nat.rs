@@ -5,7 +5,7 @@ use lb_common::checksum;
 use lb_common::decide::Work;
 
 use crate::nat::{End, Refused, change, ends, ports};
-use crate::parse::{Bytes, Offsets};
+use lb_common::parse::{Bytes, Offsets};
 
 /// Writes one end of the packet.
 ///

@@ -7,11 +7,11 @@ use lb_common::abi::hook;
 use crate::counters;
 use crate::maps;
 use crate::nat::{End, Refused, ends};
-use crate::parse::{Bytes, ETHERNET, Offsets, hop_limit_at};
 use crate::xdp::forward::{NextHop, next_hop, one_hop_less, transmit};
 use crate::xdp::frame::bytes;
 use crate::xdp::nat;
 use crate::xdp::verdict::{leave_known_to_tc, leave_to_tc, lost, transport};
+use lb_common::parse::{Bytes, ETHERNET, Offsets, hop_limit_at};
 
 /// [`lb_common::stages::XdpStage::Route`]: sends the packet of the scratch record out from here, if its next hop is known. Nothing is
 /// written before that.

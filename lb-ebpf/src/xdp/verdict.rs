@@ -11,11 +11,11 @@ use crate::counters::{self, Counter};
 use crate::cpu_bucket;
 use crate::maps;
 use crate::nat::End;
-use crate::parse::{ETHERNET, IPV4_HEADER, IPV6_HEADER, Offsets};
 use crate::scratch::Scratch;
 use crate::tail_call;
 use crate::xdp::frame::{bytes, take_off};
 use crate::xdp::nat;
+use lb_common::parse::{ETHERNET, IPV4_HEADER, IPV6_HEADER, Offsets};
 
 /// [`XdpStage::Verdict`].
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! From bytes to tuple. The only file that reads raw packet pointers.
 
-use lb_common::abi::{TCP, UDP};
-use lb_common::decide::Packet;
+use crate::abi::{TCP, UDP};
+use crate::decide::Packet;
 
 /// Length of an Ethernet header.
 pub const ETHERNET: usize = 14;
