@@ -25,6 +25,8 @@ pub struct VipFilter(NonNull<libc::c_void>);
 
 // SAFETY: the memory belongs to the kernel and is reached by atomic loads and stores only.
 unsafe impl Send for VipFilter {}
+// SAFETY: as above.
+unsafe impl Sync for VipFilter {}
 
 impl VipFilter {
     /// Maps what is pinned in `dir`. `None`: the tables there are of a version without it, and so are its programs.

@@ -156,7 +156,7 @@ impl Maps {
 
     /// How many slots the service at this address has.
     fn slots_of(&self, cluster_ip: Ipv4Addr) -> Option<u32> {
-        let services = self.open().ok()?.services4.read().ok()?;
+        let services = self.open().ok()?.of::<map::Services<4>>().read().ok()?;
         let found = services.iter().find(|(key, _)| key.address == cluster_ip.octets());
         found.map(|(_, service)| service.slot_count).filter(|count| *count > 0)
     }
