@@ -47,7 +47,7 @@ pub fn cleanup(bpffs: &Path, run: RunFolder<'_>, dry_run: bool) -> Result<Vec<Re
     remove_all(bpffs, run, dry_run, |_| Ok(()))
 }
 
-/// The same after something that needs the maps, if there are any, and that no agent runs. All connections are in these maps: a switch to other
+/// [`cleanup`] after something that needs the maps, if there are any, and that no agent runs. All connections are in these maps: a switch to other
 /// tables is brought to its end before.
 pub fn cleanup_after<E: From<DatapathError>>(
     bpffs: &Path,

@@ -122,7 +122,7 @@ impl Net {
         on_links.flat_map(|(_, all)| all.keys()).copied().filter(|address| is_node_address(*address)).collect()
     }
 
-    /// The same by link, but those that another host uses, too.
+    /// Addresses of this node by link, but those that another host uses, too.
     pub fn candidates(&self) -> Vec<Candidate> {
         let of_link = |(&ifindex, all): (&u32, &BTreeMap<IpAddr, Standing>)| {
             let link = self.links.get(&ifindex).filter(|link| carries_node_addresses(&link.name))?;

@@ -27,7 +27,7 @@ impl Pins {
         Self { root, tables, links, programs }
     }
 
-    /// The same with another set of tables.
+    /// With another set of tables.
     pub fn with_tables(self, tables: PathBuf) -> Self {
         Self { tables, ..self }
     }

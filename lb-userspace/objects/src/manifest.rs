@@ -107,7 +107,7 @@ pub fn parse_all(path: &str, text: &str) -> Parsed {
     parsed
 }
 
-/// The same where all of it must be good.
+/// [`parse_all`] where all of it must be good.
 pub fn parse(path: &str, text: &str) -> Result<Vec<Object>, ManifestError> {
     let Parsed { objects, errors, .. } = parse_all(path, text);
     errors.into_iter().next().map_or(Ok(objects), Err)

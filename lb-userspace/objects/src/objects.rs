@@ -144,7 +144,7 @@ impl<T> Clone for Named<T> {
 #[derive(Debug)]
 pub struct Objects<T: Keyed> {
     held: OrdMap<T::Key, Arc<T>>,
-    /// The same objects by their names.
+    /// The objects by their names.
     by_name: OrdMap<ObjectName, Named<T>>,
     refusals: OrdMap<ObjectName, Vec<Refusal>>,
     /// Those that cannot be read, and of which nothing is held.

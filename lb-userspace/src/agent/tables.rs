@@ -255,7 +255,7 @@ impl TableOwner {
         self.reports.run(report, self.snapshot.as_deref(), &missing, timed, pending);
     }
 
-    /// Also what could not be opened before.
+    /// Opens the listeners of health checks that are wanted now, or could not be opened before.
     fn open_health_checks(&mut self) {
         let Some(snapshot) = &self.snapshot else { return };
         // What cannot be read was there before.

@@ -52,6 +52,7 @@ pub(super) struct Arguments {
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
+#[cfg_attr(test, schemars(rename = "Tables"))]
 struct TablesRead {
     layout_version: u32,
     revision: u64,

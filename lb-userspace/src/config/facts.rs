@@ -16,7 +16,7 @@ use lb_model::{AllowedAnnotations, Annotation, Mode, Scheduler, SlotShares};
 pub enum Default {
     /// The option must be given.
     Required,
-    /// The same as this value of the option.
+    /// This value of the option.
     Value(String),
     /// No value says it.
     Words(&'static str),

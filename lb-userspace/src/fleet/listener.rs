@@ -63,7 +63,7 @@ pub async fn serve(listener: TcpListener, answers: Answers, tls: watch::Receiver
     server::serve_tls(listener, router(answers), Admission::new(CONNECTIONS_MAX), patience, tls).await;
 }
 
-/// The same with the certificate of these files, which are read again when they change.
+/// Serves with the certificate of these files, which are read again when they change.
 pub async fn serve_files(listener: TcpListener, answers: Answers, files: tls::CertificateFiles) {
     let (config, current) = watch::channel(None);
     let (metrics, address) = (answers.metrics.clone(), listener.local_addr());

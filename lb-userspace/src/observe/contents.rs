@@ -77,7 +77,7 @@ pub struct Wanted {
 pub enum WantedFlows {
     #[default]
     None,
-    /// Also the half-open ones.
+    /// All flows, the half-open ones included.
     All,
     /// With their packets and bytes.
     WithTraffic,

@@ -92,6 +92,8 @@ mod tests {
     use bytes::{BufMut, Bytes, BytesMut};
     use proptest::prelude::*;
 
+    use lb_common::abi::hook;
+
     use super::*;
 
     /// As the programs write it: the fields of `abi::Event` one after the other.

@@ -71,7 +71,7 @@ pub struct Answer {
 pub struct Fault {
     /// What everybody may know.
     pub general: &'static str,
-    /// The same with errors, paths and addresses, for the node's administrators.
+    /// The fault with errors, paths and addresses, for the node's administrators.
     pub text: String,
 }
 

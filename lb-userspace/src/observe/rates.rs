@@ -302,7 +302,7 @@ mod tests {
         assert_eq!((found[0].rates, found[0].backends[0].rates), (expected, expected));
         assert_eq!(found[0].backends[1].rates.in_bytes, Some(0.0));
         assert_eq!(found[1].rates.in_bytes, Some(0.0), "a service without connections");
-        // The same tuple, another connection.
+        // Another connection on the tuple.
         let anew = with_traffic(contents(), (4, 400), (2, 200));
         assert_eq!(of(&after, &anew, 1)[0].rates.in_packets, Some(4.0));
     }

@@ -157,7 +157,7 @@ pub struct FastPathReport {
     pub skips: Vec<String>,
     /// Between a pod and another node.
     pub open_to_nodes: bool,
-    /// The same of the way from other nodes alone.
+    /// What would be skipped on the way from other nodes alone.
     pub skips_to_nodes: Vec<String>,
     /// Bridges whose pods take the node's stack all the same, and why.
     pub closed_bridges: Vec<String>,

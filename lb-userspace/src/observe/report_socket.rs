@@ -55,7 +55,7 @@ pub enum AskError {
 }
 
 impl AskError {
-    /// The same, where an agent was found `place` by other means than its socket.
+    /// The error, where an agent was found at `place` by other means than its socket.
     #[must_use]
     pub fn or_elsewhere(self, place: Option<&str>) -> Self {
         match (self, place) {

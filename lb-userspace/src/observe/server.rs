@@ -53,7 +53,7 @@ pub async fn serve(listener: TcpListener, router: Router, admission: Admission, 
     serve_by(listener, router, admission, patience, |stream| std::future::ready(Some(stream))).await;
 }
 
-/// The same over TLS, by the certificate of the moment; without one, connections are closed. The handshake must end before the header must.
+/// [`serve`] over TLS, by the certificate of the moment; without one, connections are closed. The handshake must end before the header must.
 pub async fn serve_tls(
     listener: TcpListener,
     router: Router,

@@ -88,7 +88,7 @@ impl Drop for VipFilter {
     }
 }
 
-/// The same words for a reader that cannot write. Each question reads them all: the kernel maps no memory by a descriptor for reading alone.
+/// The filter's words for a reader that cannot write. Each question reads them all: the kernel maps no memory by a descriptor for reading alone.
 #[derive(Debug)]
 pub struct VipFilterReader(MapData);
 

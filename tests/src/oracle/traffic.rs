@@ -168,7 +168,7 @@ fn client(random: &mut Random, v6: bool, model: &Model, hook: Hook) -> SocketAdd
     SocketAddr::new(address, port)
 }
 
-/// The same SYN again, or what follows it; now and then another number.
+/// The SYN again, or what follows it; now and then another number.
 fn asks(random: &mut Random, frame: &mut Frame, isn: u32) {
     if random.one_in(3) {
         frame.tcp_flags = SYN;

@@ -70,7 +70,7 @@ pub(super) async fn port(handle: &mut Handle, bridge: u32, address: Address) -> 
 
 /// The link of a line of a bridge's table, unless it is an address of the bridge's own.
 fn link(line: &NeighbourMessage) -> Option<u32> {
-    // The same address may be another one's in another virtual network.
+    // In another virtual network the address may be another host's.
     let is_virtual = line.attributes.iter().any(|attribute| matches!(attribute, NeighbourAttribute::Vlan(_)));
     let is_own = line.header.state == NeighbourState::Permanent;
     (!is_own && !is_virtual && line.header.ifindex != 0).then_some(line.header.ifindex)

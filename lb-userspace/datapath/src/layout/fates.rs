@@ -18,7 +18,7 @@ pub enum Fate {
     /// It is made, and [`copy`](super::copy()) fills it once, before the programs switch: nobody writes the old one meanwhile, or what is
     /// written meanwhile may be lost.
     Copy,
-    /// The same, and [`copy`](super::copy()) is called once more after the programs have switched: the old programs wrote meanwhile.
+    /// It is made, and [`copy`](super::copy()) fills it before the programs switch, and once more after it: the old programs wrote meanwhile.
     CopyTwice,
     /// It is made, and [`FlowMover`](super::FlowMover) fills it after the programs have switched.
     Flows,

@@ -70,7 +70,7 @@ impl Field {
         record.get(start..start + self.size() as usize)
     }
 
-    /// The same, to be written.
+    /// The bytes of the field, to be written.
     pub fn of_mut(self, record: &mut [u8]) -> Option<&mut [u8]> {
         let start = self.offset as usize;
         record.get_mut(start..start + self.size() as usize)

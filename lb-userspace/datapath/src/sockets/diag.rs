@@ -73,7 +73,7 @@ pub struct Listed {
     pub cookie: u64,
     /// An IPv4-mapped address stands as the IPv4 one.
     pub peer: SocketAddr,
-    /// The same of what it is bound to.
+    /// What it is bound to; an IPv4-mapped address stands as the IPv4 one.
     pub local: SocketAddr,
     /// Of its owner.
     pub uid: u32,

@@ -106,7 +106,7 @@ pub(super) fn forget(maps: &Pinned, id: BackendId) {
 
 fn forget_of<const N: usize>(maps: &Pinned, id: u32) -> io::Result<()> {
     let endpoints = maps.of::<map::Endpoints<N>>();
-    // Also where it no longer is one of this node: it has been, and its entry takes room.
+    // A backend that is no longer one of this node has been one, and its entry takes room.
     let Some(backend) = maps.of::<map::Backends<N>>().get(&id)? else { return Ok(()) };
     let key = abi::EndpointKey { address: backend.address, service: backend.service };
     if endpoints.get(&key)?.is_some_and(|endpoint| endpoint.backend == id) {

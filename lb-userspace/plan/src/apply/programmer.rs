@@ -78,7 +78,7 @@ impl<S: Store> Programmer<S> {
         }
         let mut changes = self.planner.update(snapshot, facts);
         let programmed = &self.writer.programmed;
-        // Also from those who kept one for another service port that never got it.
+        // A service port may have kept one for another that never got it.
         let holders = changes
             .unwanted
             .iter()

@@ -12,7 +12,7 @@ pub use port_names::{OtherPort, PortMismatch};
 /// What the API says of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EndpointState {
-    /// Also one that terminates, if its service publishes addresses that are not ready.
+    /// Ready, or terminating in a service that publishes addresses that are not ready.
     Ready,
     NotReady,
     Terminating,

@@ -123,7 +123,7 @@ fn of_port<'a>(
     let on_nodes = port.node_port.into_iter().flat_map(move |node_port| {
         let (families, of_hosts) = (wanted.clone(), wanted.clone());
         let served = context.node_port_addresses.iter().filter(move |ip| families.contains(&Family::of(**ip)));
-        // The same port at the same address by another kind is claimed already.
+        // A frontend that another kind has is claimed already.
         let new = served.filter(move |ip| node_port != port.port || !addresses.contains_key(ip));
         let new = new.map(move |ip| (Frontend { address: *ip, port: node_port, protocol }, FrontendKind::NodePort));
         // The hook knows no protocol but these.

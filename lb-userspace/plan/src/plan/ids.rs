@@ -86,7 +86,7 @@ impl SlotPool {
 #[derive(Clone, Debug, Default)]
 struct Runs {
     by_base: BTreeMap<u32, u32>,
-    /// The same runs as (count, base).
+    /// The runs as (count, base).
     by_count: BTreeSet<(u32, u32)>,
 }
 

@@ -255,7 +255,7 @@ proptest! {
 proptest! {
     #![proptest_config(lb_seed::property(file!(), 12))]
 
-    /// The same with any 100 addresses. When 20 of them leave in turn, the mean is 1.5 % at most for most sets: for one in some hundred it
+    /// Maglev tables of any 100 addresses. When 20 of them leave in turn, the mean is 1.5 % at most for most sets: for one in some hundred it
     /// was 1.63 %.
     #[test]
     fn any_hundred_backends_are_even_and_move_little(

@@ -14,7 +14,7 @@ pub enum Step {
     Nothing,
     /// The record stands as it is.
     Keep,
-    /// The same backend in another state.
+    /// The backend in another state.
     Write(BackendRecord),
     /// A new backend.
     New,

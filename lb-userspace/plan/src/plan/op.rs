@@ -41,7 +41,7 @@ pub struct BackendRecord {
 const IN_SETS: u8 = abi::backend_flags::IN_CLUSTER_SET | abi::backend_flags::IN_LOCAL_SET;
 
 impl BackendRecord {
-    /// The same backend after its end: no flow of its generation is forwarded any more. One that was terminating keeps its
+    /// The backend after its end: no flow of its generation is forwarded any more. One that was terminating keeps its
     /// deadline: once that has passed, it has had its time, as long as the API lists it.
     #[must_use]
     pub fn gone(self) -> Self {
@@ -57,7 +57,7 @@ impl BackendRecord {
         }
     }
 
-    /// The same backend after it left every slice: until when its drain period lasts, and its eviction deadline.
+    /// The backend after it left every slice: until when its drain period lasts, and its eviction deadline.
     #[must_use]
     pub fn draining(self, drain_ds: u32, deadline_ds: u32) -> Self {
         Self { state: abi::backend_state::DRAINING, flags: self.flags & !IN_SETS, deadline_ds, drain_ds, ..self }

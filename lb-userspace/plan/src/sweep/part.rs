@@ -33,7 +33,7 @@ pub struct SweepContext<'a> {
     pub programmed: &'a ProgrammedState,
     pub timeouts: &'a Timeouts,
     pub now: Now,
-    /// The same moment.
+    /// The moment of [`Self::now`].
     pub at: Monotonic,
     /// Of services that have none of their own.
     pub drain_limits: DrainLimits,

@@ -36,7 +36,7 @@ pub struct Seen {
     busy: BTreeSet<BackendId>,
     /// As the round counts them.
     pub counted: Counts,
-    /// The same of clients.
+    /// Connections of each client, as the round counts them.
     pub clients: Clients,
     /// Frontends that are no more and that flows came by, and since when.
     pub unserved: BTreeMap<Frontend, Monotonic>,

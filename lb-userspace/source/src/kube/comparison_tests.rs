@@ -170,7 +170,7 @@ async fn a_list_with_an_object_without_a_name_deletes_nothing() {
     fixture.take_list();
     versions(&mut fixture, "131", &[("a", "50")]);
     assert_eq!(fixture.held(), ["a"]);
-    // The same of a list that is no comparison.
+    // A list that is no comparison shows such an object, too.
     fixture.take_watch(Call::Watch, "100");
     fixture.fail(Call::Watch, Some(410));
     fixture.take_list();

@@ -23,13 +23,13 @@ fn at(memory: &Memory, seen: Seen, packet: Packet<4>) -> Explanation {
     at_beside(memory, seen, packet, Reported::default())
 }
 
-/// The same beside an agent that reports so much.
+/// [`at`] beside an agent that reports so much.
 fn at_beside(memory: &Memory, seen: Seen, packet: Packet<4>, reported: Reported) -> Explanation {
     let seat = Seat { program: seen, ifindex: 0, reason: String::new() };
     explain(memory, Memory::settings(), Question { packet, port_is_assumed: false, seat, reported })
 }
 
-/// The same of the next packet of the client pod.
+/// What is said of the next packet of the client pod.
 fn said(memory: &Memory) -> Explanation {
     at(memory, Seen::PodIn, packet(memory, key()))
 }

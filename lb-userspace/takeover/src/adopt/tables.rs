@@ -65,7 +65,7 @@ impl AdoptionTables {
         }
     }
 
-    /// The same for a connection that programs are to hold until [`Self::release`].
+    /// Writes a connection that programs are to hold until [`Self::release`].
     pub(super) fn hold(&mut self, entry: &Entry, now_s: u32) -> io::Result<Room> {
         let of_protocol = usize::from(entry.original.protocol == UDP);
         match entry.original.family() {

@@ -110,7 +110,7 @@ impl RulesetEdit {
                 (DELETE_CHAIN, table, Attributes::default().text(attribute::CHAIN_NAME, name))
             }
         };
-        // The same number for tables, chains and rules.
+        // Tables, chains and rules have their table's name under one number.
         Message::nfnetlink(kind, table.family.number(), attributes.text(attribute::TABLE_NAME, &table.name))
     }
 }

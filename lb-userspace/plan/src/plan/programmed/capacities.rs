@@ -22,7 +22,7 @@ pub struct Capacities {
 }
 
 impl Capacities {
-    /// The same room in every table.
+    /// Room for `count` entries in every table.
     pub const fn all(count: u32) -> Self {
         Self {
             frontends4: count,

@@ -14,7 +14,7 @@ pub struct SlotRanges {
     ranges: BTreeMap<u32, Vec<abi::Slot>>,
     /// Those that no frontend leads to any more, by when they may be written again.
     unused: BTreeSet<(Monotonic, u32)>,
-    /// The same by first slot.
+    /// When unused ranges may be written again, by first slot.
     reusable_at: BTreeMap<u32, Monotonic>,
     /// How many frontends lead to each range.
     users: BTreeMap<u32, u32>,

@@ -44,7 +44,7 @@ pub fn service(index: u8, shape: &ServiceShape) -> Service {
         let is_local = shape.policies & (1 << bit) != 0;
         if is_local { TrafficPolicy::Local } else { TrafficPolicy::Cluster }
     };
-    // Also the node's own address, and a cluster IP of another service.
+    // The node's own address, and a cluster IP of another service.
     let balanced: [IpAddr; 2] = [[192, 0, 2, 1].into(), [192, 168, 0, 1].into()];
     let taken: IpAddr = [10, 96, 0, 1].into();
     let networks = ["10.0.0.0/8", "192.168.0.0/16", "fd00::/8"].map(|network| network.parse().expect("a network"));
