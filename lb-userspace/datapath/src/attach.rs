@@ -171,7 +171,7 @@ impl Attacher {
         }
         let why = match self.xdp {
             XdpMode::Off => "--xdp-mode is off",
-            _ => {
+            XdpMode::Auto | XdpMode::Native | XdpMode::Generic => {
                 "its other end is on this host, whose packets have partial checksums that XDP would break; where they are \
                  complete, --xdp-mode native or generic"
             }

@@ -110,7 +110,7 @@ impl AgentDirs {
     fn ask<T>(&self, ask: impl FnOnce(&Path) -> Result<T, AskError>) -> Result<T, AskError> {
         ask(&self.run_dir).map_err(|error| match error {
             AskError::NotRunning { .. } => error.or_elsewhere(lb_datapath::running_agent(&self.bpffs).as_deref()),
-            _ => error,
+            AskError::Elsewhere { .. } | AskError::Denied { .. } | AskError::NoReport { .. } => error,
         })
     }
 }

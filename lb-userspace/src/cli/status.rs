@@ -38,7 +38,9 @@ fn gather(dirs: &AgentDirs) -> Status {
             status.agent_running = match error {
                 AskError::NotRunning { .. } => Some(false),
                 AskError::Elsewhere { .. } => Some(true),
-                _ => lb_datapath::running_agent(&dirs.bpffs).map(|_| true),
+                AskError::Denied { .. } | AskError::NoReport { .. } => {
+                    lb_datapath::running_agent(&dirs.bpffs).map(|_| true)
+                }
             };
             status.agent_error = Some(error.to_string());
         }

@@ -296,11 +296,11 @@ fn result<const N: usize>(decision: &Decision<N>, key: &FlowKey<N>, is_open: boo
         source_after: changed(from, (key.src, key.src_port)),
         destination_after: changed(to, (key.dst, key.dst_port)).filter(|_| !is_open),
         masquerade: decision.masquerade,
-        route: match decision.action {
-            _ if is_whole => "encapsulated",
-            _ if is_sent && decision.link != 0 => "fast-path",
-            _ if is_sent => "stack",
-            _ => "none",
+        route: match (is_whole, is_sent) {
+            (true, _) => "encapsulated",
+            (false, true) if decision.link != 0 => "fast-path",
+            (false, true) => "stack",
+            (false, false) => "none",
         },
         fast_path_open: false,
     }

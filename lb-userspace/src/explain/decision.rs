@@ -79,7 +79,9 @@ fn socket<const N: usize, S: Stored>(stored: &S, settings: DecisionContext, aske
         Picked::NoService if !is_given && is_unserved(&mut tables, &asked.dst) => {
             (Action::Refuse, Outcome::RefusedUnserved)
         }
-        _ => (Action::Pass, Outcome::Passed),
+        Picked::NoService | Picked::Martian | Picked::NotHere | Picked::Unasked | Picked::Limited => {
+            (Action::Pass, Outcome::Passed)
+        }
     };
     let chosen = picked == Picked::Backend;
     Decision {

@@ -151,7 +151,7 @@ fn xdp(link: &Outside, mode: XdpMode, of_peer: impl Fn(&Outside) -> offload::Pee
             return Finding::ok("xdp", format!("{name}: tc serves it, since its other end is on this host"));
         }
         _ if !link.wanted.virtual_pair => return Finding::ok("xdp", format!("{name}: a device's own link")),
-        _ => {}
+        XdpMode::Auto | XdpMode::Native | XdpMode::Generic => {}
     }
     match of_peer(link) {
         offload::Peer::Complete => Finding::ok("xdp", format!("{name}: its other end completes checksums")),

@@ -288,7 +288,18 @@ impl Store for KernelStore {
                     connect_times::retire(&self.maps, *id)
                 }
                 Op::ForgetService { id } => connect_times::forget(&self.maps, *id),
-                _ => Ok(()),
+                Op::WriteName { .. }
+                | Op::WriteBackend { .. }
+                | Op::WriteSlots { .. }
+                | Op::WriteSource { .. }
+                | Op::WriteFrontend { .. }
+                | Op::RemoveFrontend { .. }
+                | Op::RetireBackend { .. }
+                | Op::RemoveSource { .. }
+                | Op::ReleaseSlots { .. }
+                | Op::WriteVip { .. }
+                | Op::RemoveVip { .. }
+                | Op::WriteConfig { .. } => Ok(()),
             };
             if let Err(error) = times {
                 *result = Err(failed(map_name::CONNECT_TIMES, "changing", &error));
@@ -326,9 +337,6 @@ fn remove<K: Pod, V: Pod>(table: &Table<K, V>, key: &K) -> Result<(), StoreError
 
 fn is_missing(error: &aya::maps::MapError) -> bool {
     use aya::maps::MapError as Aya;
-    match error {
-        Aya::KeyNotFound | Aya::ElementNotFound => true,
-        Aya::SyscallError(error) => error.io_error.raw_os_error() == Some(libc::ENOENT),
-        _ => false,
-    }
+    matches!(error, Aya::KeyNotFound | Aya::ElementNotFound)
+        || matches!(error, Aya::SyscallError(error) if error.io_error.raw_os_error() == Some(libc::ENOENT))
 }

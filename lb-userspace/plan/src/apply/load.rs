@@ -55,14 +55,12 @@ pub(super) fn load_backends(
 /// Takes out an element that nothing of ours can be. One of an array is emptied.
 pub(super) fn remove_stray(maps: &Pinned, stray: &Stray) -> Result<(), StoreError> {
     let key = stray.key.as_slice();
-    let removed = match stray.table {
-        MapId::BACKENDS4 => {
-            maps.of::<map::Backends<4>>().put(&0, &records::backend(&records::free(Family::V4, 0), [0; V4]))
-        }
-        MapId::BACKENDS6 => {
-            maps.of::<map::Backends<16>>().put(&0, &records::backend(&records::free(Family::V6, 0), [0; V6]))
-        }
-        map => maps.remove_bytes(map, key),
+    let removed = if stray.table == MapId::BACKENDS4 {
+        maps.of::<map::Backends<4>>().put(&0, &records::backend(&records::free(Family::V4, 0), [0; V4]))
+    } else if stray.table == MapId::BACKENDS6 {
+        maps.of::<map::Backends<16>>().put(&0, &records::backend(&records::free(Family::V6, 0), [0; V6]))
+    } else {
+        maps.remove_bytes(stray.table, key)
     };
     removed.map_err(|error| failed(stray.table.name(), "deleting", &error))
 }

@@ -162,7 +162,13 @@ impl<K> Watcher<K> {
                 None => false,
             },
             Received::Ended => return,
-            _ => true,
+            Received::Opened
+            | Received::Progress
+            | Received::Page(_)
+            | Received::Put(_)
+            | Received::Deleted(..)
+            | Received::Bookmark(_)
+            | Received::Unreadable(_) => true,
         };
         self.reached(reachable, now);
     }

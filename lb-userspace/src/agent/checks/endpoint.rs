@@ -100,8 +100,8 @@ impl Endpoint {
         };
         let row = match answer {
             Answer::NotMade => self.row,
-            _ if answer == against => self.row.saturating_add(1),
-            _ => 0,
+            Answer::Well | Answer::Failed if answer == against => self.row.saturating_add(1),
+            Answer::Well | Answer::Failed => 0,
         };
         if row >= limit.max(1) {
             return (Self { is_failing: !self.is_failing, row: 0, ..self }, Some(effect));

@@ -134,11 +134,11 @@ where
         let is_known = self.table.get(&original)?.is_some_and(|found| found.is_given());
         match self.put(&reply, &back)? {
             Room::Written => {}
-            other => return Ok(other),
+            other @ (Room::Taken | Room::Full) => return Ok(other),
         }
         match self.put(&original, &forward)? {
             Room::Written => self.adopted += u32::from(!is_known),
-            other => {
+            other @ (Room::Taken | Room::Full) => {
                 self.table.remove(&reply)?;
                 return Ok(other);
             }

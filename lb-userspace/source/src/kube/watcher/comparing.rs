@@ -58,7 +58,13 @@ impl<K> Watcher<K> {
             Received::Page(page) => self.compare_page(page, now),
             Received::Failed(failure) if failure.status == Some(HTTP_GONE) => self.comparison_failed(None, now),
             Received::Failed(failure) => self.comparison_failed(Some(failure.reason), now),
-            _ => {
+            Received::Opened
+            | Received::Progress
+            | Received::Put(_)
+            | Received::Deleted(..)
+            | Received::Bookmark(_)
+            | Received::Unreadable(_)
+            | Received::Ended => {
                 if let Some(Comparison { phase: Phase::Listing { last, .. }, .. }) = &mut self.comparison {
                     *last = now;
                 }

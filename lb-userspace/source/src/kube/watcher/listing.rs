@@ -41,7 +41,13 @@ impl<K> Watcher<K> {
         match received {
             Received::Page(page) => self.page(page, now),
             Received::Failed(failure) => self.list_failed(failure, now),
-            _ => {
+            Received::Opened
+            | Received::Progress
+            | Received::Put(_)
+            | Received::Deleted(..)
+            | Received::Bookmark(_)
+            | Received::Unreadable(_)
+            | Received::Ended => {
                 if let Some(listing) = &mut self.listing {
                     listing.asked = PageRequest::Sent(now);
                 }
