@@ -224,7 +224,9 @@ fn a_connected_udp_sender_is_told_at_once_and_finds_another_backend_from_the_sam
 
 fn an_idle_unconnected_socket_holds_no_backend_that_is_gone(fixture: &Fixture, agent: &Agent) {
     let maps = Pinned::open(&agent.bpffs().join("ballast/tables")).unwrap();
-    eventually("earlier sockets have no entries", SOON, || maps.sockets4.read().unwrap().is_empty().then_some(()));
+    eventually("earlier sockets have no entries", SOON, || {
+        maps.of::<map::Sockets<4>>().read().unwrap().is_empty().then_some(())
+    });
     let to = fixture.web().frontends(Protocol::Udp)[0];
     let sockets: Vec<_> = (0..8).map(|_| Datagrams::unconnected(fixture.node.netns(), 0, to).unwrap()).collect();
     let servers: Vec<_> = sockets.iter().map(|socket| socket.ask_at(to, "before").unwrap().server).collect();
