@@ -5,21 +5,22 @@
 use std::{
     io,
     marker::PhantomData,
-    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
-    path::Path,
+    os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
-use aya::{Pod, maps::MapData};
+use aya::Pod;
 use aya_obj::generated::bpf_cmd;
 use lb_common::map::Map;
 
+mod opened;
 mod part;
 
-use super::{MapError, data, read_only};
+pub(super) use opened::Opened;
+pub use opened::{open, open_path_read_only, open_read_only};
 pub use part::Cursor;
 
 /// Elements in one call: bounded, so that no other map user waits long.
@@ -51,51 +52,6 @@ pub struct Table<K, V> {
 /// The table of a map of the declaration.
 pub type TableOf<M> = Table<<M as Map>::Key, <M as Map>::Value>;
 
-/// A map, whatever it holds.
-#[derive(Debug)]
-pub(super) struct Opened {
-    map: MapData,
-    name: &'static str,
-    key_size: usize,
-    capacity: u32,
-    calls: Calls,
-    /// False once the kernel refused a batch for this map type.
-    batches: AtomicBool,
-}
-
-impl Opened {
-    /// Keys and values of the map must have these sizes.
-    pub fn of(
-        map: MapData,
-        path: &Path,
-        name: &'static str,
-        (key, value): (usize, usize),
-        calls: &Calls,
-    ) -> Result<Self, MapError> {
-        let info = map.info().map_err(|source| MapError::Access { map: name, action: "asking its size", source })?;
-        for (field, expected, found) in [("key size", key, info.key_size()), ("value size", value, info.value_size())] {
-            if expected != found as usize {
-                let (expected, found) = (expected.to_string(), found.to_string());
-                return Err(MapError::Layout { map: name, path: path.to_owned(), field, expected, found });
-            }
-        }
-        let (capacity, batches) = (info.max_entries(), AtomicBool::new(true));
-        Ok(Self { map, name, key_size: key, capacity, calls: calls.clone(), batches })
-    }
-
-    pub fn remove_bytes(&self, key: &[u8]) -> io::Result<()> {
-        if key.len() != self.key_size {
-            return Ok(());
-        }
-        let mut element = Element { map: self.descriptor(), key: key.as_ptr() as u64, ..Element::default() };
-        present(call(&self.calls, bpf_cmd::BPF_MAP_DELETE_ELEM, &mut element)).map(drop)
-    }
-
-    fn descriptor(&self) -> u32 {
-        self.map.fd().as_fd().as_raw_fd().unsigned_abs()
-    }
-}
-
 /// `union bpf_attr` of the commands for one element.
 #[repr(C)]
 #[derive(Default)]
@@ -122,27 +78,6 @@ pub(super) struct Batch {
     pub map: u32,
     pub elem_flags: u64,
     pub flags: u64,
-}
-
-/// Opens the map pinned in `dir`.
-pub fn open<M: Map>(dir: &Path, calls: &Calls) -> Result<TableOf<M>, MapError> {
-    at_path::<M>(data(dir, M::NAME)?, &dir.join(M::NAME), calls)
-}
-
-/// Opens the map pinned in `dir`, with a descriptor that the kernel takes no writes from.
-pub fn open_read_only<M: Map>(dir: &Path) -> Result<TableOf<M>, MapError> {
-    open_path_read_only::<M>(&dir.join(M::NAME))
-}
-
-/// Opens a map that is pinned at this path, with such a descriptor.
-pub fn open_path_read_only<M: Map>(path: &Path) -> Result<TableOf<M>, MapError> {
-    at_path::<M>(read_only::data(path, M::NAME)?, path, &Calls::default())
-}
-
-fn at_path<M: Map>(map: MapData, path: &Path, calls: &Calls) -> Result<TableOf<M>, MapError> {
-    const { assert!(M::IS_PLAIN, "has no such elements") };
-    let sizes = (size_of::<M::Key>(), size_of::<M::Value>());
-    Opened::of(map, path, M::NAME, sizes, calls).map(|opened| Table::at(Arc::new(opened)))
 }
 
 impl<K, V> Clone for Table<K, V> {
