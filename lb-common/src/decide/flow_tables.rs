@@ -1,8 +1,5 @@
 //! The writes to the flow tables, and what they come to.
 
-use super::commit::established::keep_entries;
-use super::commit::handshake::{accept, establish};
-use super::commit::tuple::reserve;
 use super::maps::{FlowRef, NotInserted};
 use super::tables::Tables;
 use super::work::Work;
@@ -129,22 +126,14 @@ pub trait FlowTables<const N: usize>: Tables<N> {
 
     /// Makes what this CPU has written visible to others before it reads on.
     fn fence(&mut self) {}
-    /// Reserves the reply tuple of a connection.
-    fn reserve(&mut self, work: &mut Work<N>, port: u32, now_s: u32) -> Reserved {
-        reserve(self, work, port, now_s)
-    }
-    /// Notes an answer.
-    fn accept(&mut self, work: &mut Work<N>, now_s: u32) -> Accepted {
-        accept(self, work, now_s)
-    }
-    /// Establishes a connection.
-    fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established {
-        establish(self, work, link, generation, now_s)
-    }
-    /// Keeps both entries alike, or removes them.
-    fn keep_entries(&mut self, work: &mut Work<N>, is_over: bool) {
-        keep_entries(self, work, is_over);
-    }
+    /// Reserves the reply tuple of a connection, as [`reserve`](super::reserve) does: the programs call a function of their own.
+    fn reserve(&mut self, work: &mut Work<N>, port: u32, now_s: u32) -> Reserved;
+    /// Notes an answer, as [`accept`](super::accept) does: the programs call a function of their own.
+    fn accept(&mut self, work: &mut Work<N>, now_s: u32) -> Accepted;
+    /// Establishes a connection, as [`establish`](super::establish) does: the programs call a function of their own.
+    fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established;
+    /// Keeps both entries alike or removes them, as [`keep_entries`](super::keep_entries) does: the programs call a function of their own.
+    fn keep_entries(&mut self, work: &mut Work<N>, is_over: bool);
 }
 
 numbered! {

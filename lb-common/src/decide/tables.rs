@@ -2,10 +2,8 @@
 
 use super::connection::Connection;
 use super::maps::{FlowRef, Maps};
-use super::outlier::{is_out, leaves_half, note_tried};
 use super::pick::Pick;
 use super::rate::Pace;
-use super::search::try_slot;
 use super::work::Work;
 use crate::abi::{
     Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, NetworkKey,
@@ -54,6 +52,15 @@ pub trait Tables<const N: usize>: Maps {
     fn node_socket(&mut self, work: &mut Work<N>) -> bool;
     /// Whether this node has sent the packet itself: it came by no link.
     fn is_from_node(&mut self) -> bool;
+
+    /// Looks at one slot in search of a backend, as [`try_slot`](super::try_slot) does: the programs call a function of their own.
+    fn try_slot(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool;
+    /// As [`leaves_half`](super::leaves_half): the programs call a function of their own.
+    fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool;
+    /// As [`note_tried`](super::note_tried): the programs call a function of their own.
+    fn note_tried(&mut self, work: &mut Work<N>, now_ds: u32);
+    /// As [`is_out`](super::is_out): the programs call a function of their own.
+    fn is_out(&mut self, index: u32, id: u32) -> bool;
 
     /// Index of the link that the packet is seen at.
     fn link(&mut self) -> u32 {
@@ -286,19 +293,5 @@ pub trait Tables<const N: usize>: Maps {
     fn endpoint(&mut self, key: &EndpointKey<N>) -> Option<Endpoint> {
         // A recycled element shows another backend, whose service is compared.
         self.get::<map::Endpoints<N>>(key)
-    }
-
-    /// Looks at one slot in search of a backend.
-    fn try_slot(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
-        try_slot(self, key, pick, how, now_ds)
-    }
-    fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool {
-        leaves_half(self, base, count, id)
-    }
-    fn note_tried(&mut self, work: &mut Work<N>, now_ds: u32) {
-        note_tried(self, work, now_ds);
-    }
-    fn is_out(&mut self, index: u32, id: u32) -> bool {
-        is_out(self, index, id)
     }
 }

@@ -11,7 +11,9 @@ use crate::abi::{
     Masquerade, Service, ServiceKey, Slot, Vip, VipKey, half_open_flags, network_flags, tag,
 };
 use crate::connect_times;
-use crate::decide::{FlowTables, Maps, NotInserted, Pace, Tables, Work, fresh};
+use crate::decide::{
+    self, Accepted, Established, FlowTables, Maps, NotInserted, Pace, Pick, Reserved, Tables, Work, fresh,
+};
 use crate::limits::{AFTER_FLOOD_S, FLOOD_S, HAND_OVER};
 use crate::map::{self, Map, Record};
 use crate::outcome::Outcome;
@@ -206,9 +208,41 @@ impl<const N: usize> Maps for Memory<N> {
     }
 }
 
-impl<const N: usize> FlowTables<N> for Memory<N> {}
+impl<const N: usize> FlowTables<N> for Memory<N> {
+    fn reserve(&mut self, work: &mut Work<N>, port: u32, now_s: u32) -> Reserved {
+        decide::reserve(self, work, port, now_s)
+    }
+
+    fn accept(&mut self, work: &mut Work<N>, now_s: u32) -> Accepted {
+        decide::accept(self, work, now_s)
+    }
+
+    fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established {
+        decide::establish(self, work, link, generation, now_s)
+    }
+
+    fn keep_entries(&mut self, work: &mut Work<N>, is_over: bool) {
+        decide::keep_entries(self, work, is_over);
+    }
+}
 
 impl<const N: usize> Tables<N> for Memory<N> {
+    fn try_slot(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
+        decide::try_slot(self, key, pick, how, now_ds)
+    }
+
+    fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool {
+        decide::leaves_half(self, base, count, id)
+    }
+
+    fn note_tried(&mut self, work: &mut Work<N>, now_ds: u32) {
+        decide::note_tried(self, work, now_ds);
+    }
+
+    fn is_out(&mut self, index: u32, id: u32) -> bool {
+        decide::is_out(self, index, id)
+    }
+
     fn now_ns(&mut self) -> u64 {
         self.now_ns
     }

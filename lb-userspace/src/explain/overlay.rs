@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
-use lb_common::abi::{Bucket, BucketKey, fast_path, flow_link};
-use lb_common::decide::{FlowTables, Maps, NotInserted, Pace, Tables, Work, fresh};
+use lb_common::abi::{Bucket, BucketKey, FlowKey, fast_path, flow_link};
+use lb_common::decide::{
+    self, Accepted, Established, FlowTables, Maps, NotInserted, Pace, Pick, Reserved, Tables, Work, fresh,
+};
 use lb_common::limits::AFTER_FLOOD_S;
 use lb_common::map::{self, Map, MapId, Record};
 use lb_common::outcome::Outcome;
@@ -88,6 +90,22 @@ impl<S: Stored> Maps for Overlay<'_, S> {
 }
 
 impl<const N: usize, S: Stored> Tables<N> for Overlay<'_, S> {
+    fn try_slot(&mut self, key: &FlowKey<N>, pick: &mut Pick<N>, how: u32, now_ds: u32) -> bool {
+        decide::try_slot(self, key, pick, how, now_ds)
+    }
+
+    fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool {
+        decide::leaves_half(self, base, count, id)
+    }
+
+    fn note_tried(&mut self, work: &mut Work<N>, now_ds: u32) {
+        decide::note_tried(self, work, now_ds);
+    }
+
+    fn is_out(&mut self, index: u32, id: u32) -> bool {
+        decide::is_out(self, index, id)
+    }
+
     fn now_ns(&mut self) -> u64 {
         self.settings.now_ns
     }
@@ -176,4 +194,20 @@ impl<const N: usize, S: Stored> Tables<N> for Overlay<'_, S> {
     }
 }
 
-impl<const N: usize, S: Stored> FlowTables<N> for Overlay<'_, S> {}
+impl<const N: usize, S: Stored> FlowTables<N> for Overlay<'_, S> {
+    fn reserve(&mut self, work: &mut Work<N>, port: u32, now_s: u32) -> Reserved {
+        decide::reserve(self, work, port, now_s)
+    }
+
+    fn accept(&mut self, work: &mut Work<N>, now_s: u32) -> Accepted {
+        decide::accept(self, work, now_s)
+    }
+
+    fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established {
+        decide::establish(self, work, link, generation, now_s)
+    }
+
+    fn keep_entries(&mut self, work: &mut Work<N>, is_over: bool) {
+        decide::keep_entries(self, work, is_over);
+    }
+}
