@@ -95,7 +95,7 @@ impl<const N: usize, S: Stored> Tables<N> for Overlay<'_, S> {
     }
 
     fn leaves_half(&mut self, base: u32, count: u32, id: u32) -> bool {
-        decide::leaves_half(self, base, count, id)
+        decide::leaves_half::<N, _>(self, base, count, id)
     }
 
     fn note_tried(&mut self, work: &mut Work<N>, now_ds: u32) {
@@ -103,7 +103,7 @@ impl<const N: usize, S: Stored> Tables<N> for Overlay<'_, S> {
     }
 
     fn is_out(&mut self, index: u32, id: u32) -> bool {
-        decide::is_out(self, index, id)
+        decide::is_out::<N, _>(self, index, id)
     }
 
     fn now_ns(&mut self) -> u64 {
