@@ -5,14 +5,14 @@
 use std::{
     io,
     marker::PhantomData,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use aya::Pod;
+use aya::{Pod, maps::MapData};
 use aya_obj::generated::bpf_cmd;
 use lb_common::map::Map;
 

@@ -280,7 +280,7 @@ impl Scenario {
         states.iter().filter(|(service, _, state)| service == NAME && state == "active").count() == expected
     }
 
-    /// How often the agent was killed, connections of the holders that were told of their end, and connections that the load has made: so far.
+    /// How often the agent was killed, connections of the holders that know of their end, and connections that the load has made: so far.
     pub fn so_far(&self) -> (u64, u64, u64) {
         let told = self.holders.as_ref().map_or(0, |holders| holders.held().told);
         (self.kills, told, self.load.as_ref().map_or(0, |load| load.counts().0))
