@@ -317,7 +317,7 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub log_level: Option<LogLevel>,
 
-    /// What the eBPF programs log. Fixed when they are loaded: off costs nothing
+    /// Log level of the eBPF programs. Fixed when they are loaded: off costs nothing
     #[arg(long, value_name = "LEVEL")]
     #[serde(deserialize_with = "text")]
     pub program_log_level: Option<LogLevel>,

@@ -3,6 +3,7 @@
 //! `BPF_PROG_TEST_RUN` attaches nothing: the kernel hands the bytes to the program and says verdict and bytes afterwards.
 
 mod hook;
+mod load;
 mod object;
 mod per_cpu;
 mod pins;
@@ -14,18 +15,19 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, ProgramArray, RingBuf};
-use aya::programs::{Program, SchedClassifier, TestRun as _, TestRunOptions, Xdp};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{Event, Link, StatKey, link_flags, link_role, map_name};
 use lb_common::client_shares::COUNTERS;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs::{self, Cover};
-use lb_common::stages::{TcStage, XdpStage};
 use lb_tables::vip_filter::all_but;
 use lb_tables::{ClientShares, VipFilter};
 
 pub use hook::Hook;
+pub use load::load_entry;
+use load::verified;
 pub use object::{object, workspace};
 pub use sockets::Whose;
 pub use state_tables::StateTables;
@@ -345,55 +347,6 @@ fn map_id(ebpf: &Ebpf, name: &str) -> Result<u32> {
         Map::Array(data) => Ok(data.info()?.id()),
         _ => bail!("map {name} is no array"),
     }
-}
-
-/// The program of a hook, with the programs that it tail calls: the kernel verifies them when they are first asked for.
-fn verified(ebpf: &mut Ebpf, hook: Hook) -> Result<&Program> {
-    load_entry(ebpf, hook.program())?;
-    ebpf.program(hook.program()).with_context(|| format!("no program {}", hook.program()))
-}
-
-/// Loads an entry program, and those that it tail calls.
-pub fn load_entry(ebpf: &mut Ebpf, entry: &str) -> Result<()> {
-    if !load_one(ebpf, entry)? {
-        return Ok(());
-    }
-    let is_xdp = matches!(ebpf.program(entry), Some(Program::Xdp(_)));
-    let tc = TcStage::ALL.iter().map(|stage| ([stage.slot::<4>(), stage.slot::<16>()], stage.programs()));
-    let xdp = XdpStage::ALL.iter().map(|stage| ([stage.slot::<4>(), stage.slot::<16>()], stage.programs()));
-    let (array, stages): (_, Vec<_>) =
-        if is_xdp { (map_name::XDP_PROGRAMS, xdp.collect()) } else { (map_name::TC_PROGRAMS, tc.collect()) };
-    let mut filled = Vec::new();
-    for (slots, names) in stages {
-        for (slot, name) in slots.into_iter().zip(names) {
-            load_one(ebpf, name)?;
-            let program = match ebpf.program(name) {
-                Some(Program::SchedClassifier(program)) => program.fd()?.try_clone()?,
-                Some(Program::Xdp(program)) => program.fd()?.try_clone()?,
-                _ => bail!("{name} is no program of tc or XDP"),
-            };
-            filled.push((slot, program));
-        }
-    }
-    // It stays where it is: programs that are not loaded yet refer to it by its descriptor.
-    let map = ebpf.map_mut(array).with_context(|| format!("no map {array}"))?;
-    let mut map: ProgramArray<&mut MapData> = map.try_into()?;
-    filled.iter().try_for_each(|(slot, program)| map.set(*slot, program, 0)).context("filling the program array")
-}
-
-/// `false`: it was loaded before.
-fn load_one(ebpf: &mut Ebpf, name: &str) -> Result<bool> {
-    let program = ebpf.program_mut(name).with_context(|| format!("no program {name}"))?;
-    if program.fd().is_ok() {
-        return Ok(false);
-    }
-    match program {
-        Program::SchedClassifier(program) => program.load(),
-        Program::Xdp(program) => program.load(),
-        other => bail!("program {name} has type {:?}", other.prog_type()),
-    }
-    .with_context(|| format!("the kernel refuses {name}"))?;
-    Ok(true)
 }
 
 fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map> {
