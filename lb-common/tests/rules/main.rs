@@ -23,7 +23,6 @@ mod flood;
 mod hand_over;
 mod host_sockets;
 mod lifetimes;
-mod one_client;
 mod openings;
 mod outside;
 mod rare;
