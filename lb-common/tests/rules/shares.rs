@@ -147,7 +147,7 @@ fn external() -> Memory<16> {
     let at = ServiceKey { address: address(0xaa, 0, 1), port: 30_080, protocol: TCP, pad: 0 };
     tables.serve(1, 0, at, &[address(0xfd, 1, 11)], 8080);
     tables.edit(at, |service| {
-        (service.kind, service.flags) = (frontend_kind::NODE_PORT, service.flags | service_flags::NO_RETRY)
+        (service.kind, service.flags) = (frontend_kind::NODE_PORT, service.flags | service_flags::NO_RETRY);
     });
     tables.networks.push((address(0xfd, 0, 0), 8, network_flags::PODS));
     tables

@@ -76,7 +76,7 @@ fn a_frontend_says_itself_what_becomes_of_a_client_that_it_does_not_serve() {
     {
         let mut tables = vip(vip_flags::REFUSE_UNSERVED);
         tables.edit(key, |service| {
-            (service.kind, service.external_count, service.flags) = (frontend_kind::LOAD_BALANCER, 0, flags)
+            (service.kind, service.external_count, service.flags) = (frontend_kind::LOAD_BALANCER, 0, flags);
         });
         assert_eq!(tables.ask(outside, SYN, Hook::NODE_IN).outcome, outcome);
         assert_eq!(tables.ask(to(TCP, 80), SYN, Hook::POD_IN).action, Action::ToBackend);

@@ -9,7 +9,7 @@ use std::{
 use aya::maps::MapData;
 use lb_common::{abi::map_name, client_shares::COUNTERS};
 
-use super::{MapError, connections::Window, data};
+use super::{MapError, connections::Window, pins};
 
 /// Elements lie one behind the other in the kernel, each at a multiple of eight bytes.
 const STRIDE: usize = 8;
@@ -22,7 +22,7 @@ pub struct ClientShares(Window);
 impl ClientShares {
     /// Maps what is pinned in `dir`.
     pub fn open(dir: &Path) -> Result<Self, MapError> {
-        Self::map(&data(dir, map_name::CLIENT_SHARES)?)
+        Self::map(&pins::data(dir, map_name::CLIENT_SHARES)?)
     }
 
     /// Maps `client_shares` itself.

@@ -5,9 +5,10 @@
 
 mod client_shares;
 mod connections;
+mod error;
 pub mod pause;
+mod pins;
 mod raw;
-mod read_only;
 mod table;
 pub mod vip_filter;
 
@@ -29,29 +30,10 @@ use lb_common::{
 
 pub use client_shares::ClientShares;
 pub use connections::Connections;
+pub use error::MapError;
 pub use raw::{Condition, Elements, RawCursor, RawTable};
 pub use table::{Calls, Cursor, Table, TableOf, open as open_table, open_path_read_only, open_read_only};
 pub use vip_filter::{VipFilter, VipFilterReader};
-
-/// Why a pinned map cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum MapError {
-    #[error(
-        "map {map} is not pinned at {}: no agent has run with this --bpffs; start `ballast agent`, or give its --bpffs",
-        path.display()
-    )]
-    Missing { map: &'static str, path: PathBuf },
-    #[error("map {map} at {} cannot be opened: {source}; run as root, or with CAP_BPF and CAP_NET_ADMIN", path.display())]
-    Open { map: &'static str, path: PathBuf, source: io::Error },
-    #[error(
-        "map {map} at {} has another layout: {field} expected {expected}, found {found}; \
-         it was made by another version: use that version's binary, or start this version's agent, which takes it over",
-        path.display()
-    )]
-    Layout { map: &'static str, path: PathBuf, field: &'static str, expected: String, found: String },
-    #[error("map {map}: {action} failed: {source}")]
-    Access { map: &'static str, action: &'static str, source: aya::maps::MapError },
-}
 
 /// The maps of a set of tables that are plain, opened: by their types ([`lb_common::map`]).
 #[derive(Debug)]
@@ -78,7 +60,7 @@ impl MapSet {
 
     /// Opens every map pinned in `dir` with descriptors that the kernel takes no writes from.
     pub fn open_read_only(dir: &Path) -> Result<Self, MapError> {
-        Self::open(dir, |dir, name| read_only::data(&dir.join(name), name))
+        Self::open(dir, |dir, name| pins::read_only(&dir.join(name), name))
     }
 
     /// The folder that they are pinned in.
@@ -132,7 +114,7 @@ impl Pinned {
     /// Opens every map pinned in `dir`, a set of tables (`<bpffs>/ballast/tables` is the one in force).
     pub fn open(dir: &Path) -> Result<Self, MapError> {
         Ok(Self {
-            maps: MapSet::open(dir, data)?,
+            maps: MapSet::open(dir, pins::data)?,
             vip_filter: VipFilter::open(dir)?,
             client_shares: ClientShares::open(dir)?,
             outcomes: open(dir, map_name::OUTCOMES)?,
@@ -167,24 +149,14 @@ fn path_of(dir: &Path, map: &'static str) -> PathBuf {
     dir.join(map)
 }
 
-fn data(dir: &Path, map: &'static str) -> Result<MapData, MapError> {
-    let path = path_of(dir, map);
-    MapData::from_pin(&path).map_err(|error| match error {
-        aya::maps::MapError::SyscallError(error) if error.io_error.kind() == io::ErrorKind::NotFound => {
-            MapError::Missing { map, path }
-        }
-        aya::maps::MapError::SyscallError(error) => MapError::Open { map, path, source: error.io_error },
-        error => MapError::Open { map, path, source: io::Error::other(error) },
-    })
-}
-
 fn max_entries(dir: &Path, map: &'static str) -> Result<u32, MapError> {
-    let info = data(dir, map)?.info().map_err(|source| MapError::Access { map, action: "asking its size", source })?;
+    let info =
+        pins::data(dir, map)?.info().map_err(|source| MapError::Access { map, action: "asking its size", source })?;
     Ok(info.max_entries())
 }
 
 fn open<T: TryFrom<AyaMap, Error = aya::maps::MapError>>(dir: &Path, map: &'static str) -> Result<T, MapError> {
-    let opened = data(dir, map)?;
+    let opened = pins::data(dir, map)?;
     AyaMap::from_map_data(opened).and_then(T::try_from).map_err(|error| layout_error(dir, map, error))
 }
 

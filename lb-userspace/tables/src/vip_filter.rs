@@ -15,7 +15,7 @@ use lb_common::{
     vip_filter::{WORDS, bit, place},
 };
 
-use super::{MapError, data, read_only, table};
+use super::{MapError, pins, table};
 
 const BYTES: usize = WORDS * size_of::<u64>();
 
@@ -31,7 +31,7 @@ unsafe impl Sync for VipFilter {}
 impl VipFilter {
     /// Maps what is pinned in `dir`. `None`: the tables there are of a version without it, and so are its programs.
     pub fn open(dir: &Path) -> Result<Option<Self>, MapError> {
-        let map = match data(dir, map_name::VIP_FILTER) {
+        let map = match pins::data(dir, map_name::VIP_FILTER) {
             Err(MapError::Missing { .. }) => return Ok(None),
             found => found?,
         };
@@ -95,7 +95,7 @@ pub struct VipFilterReader(MapData);
 impl VipFilterReader {
     /// Opens what is pinned in `dir`. `None`: the tables there are of a version without it.
     pub fn open(dir: &Path) -> Result<Option<Self>, MapError> {
-        let map = match read_only::data(&dir.join(map_name::VIP_FILTER), map_name::VIP_FILTER) {
+        let map = match pins::read_only(&dir.join(map_name::VIP_FILTER), map_name::VIP_FILTER) {
             Err(MapError::Missing { .. }) => return Ok(None),
             found => found?,
         };

@@ -5,6 +5,7 @@
 
 mod explained;
 mod maps;
+mod room;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,6 +25,7 @@ use lb_common::plain::script::{Next, Scene, Script};
 pub use explained::{Explained, Foretold};
 pub use maps::Maps;
 use maps::same;
+pub use room::Room;
 
 use crate::oracle::{Frame, opened, tuple};
 use crate::programs;
@@ -36,25 +38,6 @@ const BACKENDS: u32 = 160;
 const CLIENT_KEY: u32 = 0x5eed_1e55;
 /// How long a script stays under the flood that it begins with.
 const FLOOD_S: u32 = 3_600;
-
-/// How much the programs take before they refuse clients or select by tuple.
-#[derive(Clone, Copy, Debug)]
-pub enum Room {
-    /// Everything.
-    Plenty,
-    /// Few new connections in a second, and few established ones.
-    Little,
-}
-
-impl Room {
-    /// New connections in a second before it is a flood, and established ones that fit.
-    const fn limits(self) -> (u32, u32) {
-        match self {
-            Self::Plenty => (u32::MAX, 1_000),
-            Self::Little => (3, 8),
-        }
-    }
-}
 
 /// What was compared.
 #[derive(Clone, Debug, Default)]

@@ -247,14 +247,13 @@ impl LoadedPrograms {
         // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
         let arrival: Vec<u8> =
             [0, u32::try_from(packet.len())?, 0, self.arrives_by, 0, 0].map(u32::to_ne_bytes).concat();
-        let result = match hook {
-            Hook::Xdp => <&Xdp>::try_from(program)?.test_run(TestRunOptions { ctx_in: Some(&arrival), ..options }),
-            _ => {
-                // `struct __sk_buff` up to `ingress_ifindex` and `ifindex`. Each packet has come by a link, as all have but the node's own.
-                let context: Vec<u8> = [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, link].map(u32::to_ne_bytes).concat();
-                let context = if link == LOOPBACK { &context[..40] } else { &context };
-                <&SchedClassifier>::try_from(program)?.test_run(TestRunOptions { ctx_in: Some(context), ..options })
-            }
+        let result = if hook == Hook::Xdp {
+            <&Xdp>::try_from(program)?.test_run(TestRunOptions { ctx_in: Some(&arrival), ..options })
+        } else {
+            // `struct __sk_buff` up to `ingress_ifindex` and `ifindex`. Each packet has come by a link, as all have but the node's own.
+            let context: Vec<u8> = [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, link].map(u32::to_ne_bytes).concat();
+            let context = if link == LOOPBACK { &context[..40] } else { &context };
+            <&SchedClassifier>::try_from(program)?.test_run(TestRunOptions { ctx_in: Some(context), ..options })
         };
         let result = match result {
             Ok(result) => result,

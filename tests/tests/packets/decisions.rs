@@ -59,7 +59,7 @@ fn corpus() -> Result<Vec<Vec<u8>>> {
 /// The begin of one script and the end of another, a few bytes of it other ones.
 fn mixed(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
     let (one, other) = (random.of(corpus), random.of(corpus));
-    let mut script = one[..1 + random.below(one.len())].to_vec();
+    let mut script = one[..=random.below(one.len())].to_vec();
     script.extend(&other[random.below(other.len())..]);
     for _ in 0..random.below(4) {
         let at = random.below(script.len());
@@ -91,7 +91,9 @@ fn play(subject: &str, asks_explain: bool, random_scripts: u64) -> Result<[BTree
             }
             for (all, counted) in [(&mut outcomes, lockstep.tally.outcomes), (&mut explained, lockstep.tally.explained)]
             {
-                counted.into_iter().for_each(|(outcome, count)| *all.entry(outcome).or_default() += count);
+                for (outcome, count) in counted {
+                    *all.entry(outcome).or_default() += count;
+                }
             }
         }
         Ok([outcomes, explained])

@@ -6,11 +6,13 @@
 //! The first byte says how the script is read: bit 0, of which family its packets are; bit 1, whether the scene is a wide one, with SCTP,
 //! external clients, node ports, outer headers, ICMP errors and fragments.
 
+mod bytes;
 mod judge;
 mod scene;
 
 use std::collections::BTreeSet;
 
+pub use bytes::Script;
 use judge::{QueryKind, Seen, judge};
 pub use scene::Scene;
 use scene::{BACKEND_PORT, BACKENDS, NODE_PORT, PORT, address, net};
@@ -28,10 +30,6 @@ const HOOKS: [Hook; 6] = [Hook::POD_IN, Hook::POD_OUT, Hook::BRIDGE_IN, Hook::NO
 /// Where packets come from the wire: only these open outer headers.
 const FROM_THE_WIRE: [Hook; 3] = [Hook::NODE_IN, Hook::NODE_IN_L3, Hook::XDP];
 
-/// Reads a script to its end.
-#[derive(Debug)]
-pub struct Script<'a>(&'a [u8]);
-
 /// What comes next in a script.
 #[derive(Debug)]
 pub enum Next<const N: usize> {
@@ -39,7 +37,7 @@ pub enum Next<const N: usize> {
     Change,
     /// A packet meets a hook.
     Packet(Hook, Packet<N>),
-    /// The same, in an outer header for this address.
+    /// A packet meets a hook in an outer header for this address.
     Encapsulated(Hook, Packet<N>, [u8; N]),
     /// An ICMP error, as the programs show it: the quoted tuple reversed, what it says, and the quoted sequence number.
     Error(Hook, FlowKey<N>, u8, u32),
@@ -47,25 +45,7 @@ pub enum Next<const N: usize> {
     Beside(Hook, FlowKey<N>, u8),
 }
 
-impl<'a> Script<'a> {
-    /// How the script is read, by its first byte: whether its packets are of IPv6, and whether its scene is a wide one.
-    #[must_use]
-    pub fn of(bytes: &'a [u8]) -> Option<(bool, bool, Self)> {
-        let (kind, script) = bytes.split_first()?;
-        Some((kind & 1 != 0, kind & 2 != 0, Self(script)))
-    }
-
-    fn byte(&mut self) -> Option<u8> {
-        let (first, rest) = self.0.split_first()?;
-        self.0 = rest;
-        Some(*first)
-    }
-
-    fn one_of<T: Copy>(&mut self, choices: &[T]) -> Option<T> {
-        let at = usize::from(self.byte()?) % choices.len();
-        Some(choices[at])
-    }
-
+impl Script<'_> {
     /// What comes next; changes are made in the scene. `None`: the script is over.
     pub fn next<const N: usize>(&mut self, scene: &mut Scene<N>) -> Option<Next<N>> {
         match self.byte()? {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Script;
+use super::bytes::Script;
 use crate::abi::{
     Backend, Endpoint, EndpointKey, Flow, FlowKey, Masquerade, SCTP, Service, ServiceKey, TCP, UDP, Vip, VipKey,
     backend_flags, backend_state, fin, flow_flags, flow_state, frontend_kind, network_flags, seal, service_flags, tag,
@@ -161,7 +161,7 @@ impl<const N: usize> Scene<N> {
         let flags = script.byte()? & if self.is_wide { u8::MAX } else { 0x3f };
         let (scheduler, kind) = (script.byte()? % 8, script.byte()? % 4);
         let affinity_timeout_s = u32::from(script.byte()? / 16);
-        let mut value = Service { slot_count, flags, scheduler, kind, affinity_timeout_s, ..before };
+        let mut value = Service { slot_count, affinity_timeout_s, scheduler, flags, kind, ..before };
         if self.is_wide {
             // A node port stays one: its address is no service's.
             value.kind = if key.port == NODE_PORT { before.kind } else { kind };
@@ -254,7 +254,8 @@ impl<const N: usize> Scene<N> {
     }
 }
 
-/// One of them, the same for the same script: the plain maps have no order.
+/// One of them, equal for equal scripts: the plain maps have no order. The outer `None`: the script is over.
+#[allow(clippy::option_option)]
 fn any<'a, const N: usize>(
     keys: impl Iterator<Item = &'a FlowKey<N>>,
     script: &mut Script<'_>,

@@ -12,7 +12,7 @@ use aya_obj::generated::bpf_cmd;
 use lb_common::map::Map;
 
 use super::{Calls, Element, Table, TableOf, call, present};
-use crate::{MapError, data, read_only};
+use crate::{MapError, pins};
 
 /// A map, whatever it holds.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Opened {
 
 /// Opens the map pinned in `dir`.
 pub fn open<M: Map>(dir: &Path, calls: &Calls) -> Result<TableOf<M>, MapError> {
-    at_path::<M>(data(dir, M::NAME)?, &dir.join(M::NAME), calls)
+    at_path::<M>(pins::data(dir, M::NAME)?, &dir.join(M::NAME), calls)
 }
 
 /// Opens the map pinned in `dir`, with a descriptor that the kernel takes no writes from.
@@ -71,7 +71,7 @@ pub fn open_read_only<M: Map>(dir: &Path) -> Result<TableOf<M>, MapError> {
 
 /// Opens a map that is pinned at this path, with such a descriptor.
 pub fn open_path_read_only<M: Map>(path: &Path) -> Result<TableOf<M>, MapError> {
-    at_path::<M>(read_only::data(path, M::NAME)?, path, &Calls::default())
+    at_path::<M>(pins::read_only(path, M::NAME)?, path, &Calls::default())
 }
 
 fn at_path<M: Map>(map: MapData, path: &Path, calls: &Calls) -> Result<TableOf<M>, MapError> {

@@ -1,4 +1,4 @@
-//! Pinned maps opened for reading alone: the kernel refuses every write by such a descriptor.
+//! Pinned maps, opened as they are: for writing, too, or for reading alone.
 
 use std::ffi::CString;
 use std::os::fd::{FromRawFd as _, OwnedFd};
@@ -8,7 +8,19 @@ use std::{io, path::Path};
 use aya::maps::MapData;
 use aya_obj::generated::{BPF_F_RDONLY, bpf_cmd};
 
-use super::MapError;
+use crate::MapError;
+
+/// Opens the map that is pinned in this folder.
+pub(crate) fn data(dir: &Path, map: &'static str) -> Result<MapData, MapError> {
+    let path = dir.join(map);
+    MapData::from_pin(&path).map_err(|error| match error {
+        aya::maps::MapError::SyscallError(error) if error.io_error.kind() == io::ErrorKind::NotFound => {
+            MapError::Missing { map, path }
+        }
+        aya::maps::MapError::SyscallError(error) => MapError::Open { map, path, source: error.io_error },
+        error => MapError::Open { map, path, source: io::Error::other(error) },
+    })
+}
 
 /// `union bpf_attr` of `BPF_OBJ_GET`.
 #[repr(C)]
@@ -18,8 +30,8 @@ struct Object {
     flags: u32,
 }
 
-/// Opens the map that is pinned at this path.
-pub(super) fn data(path: &Path, map: &'static str) -> Result<MapData, MapError> {
+/// Opens the map that is pinned at this path for reading alone: the kernel refuses every write by such a descriptor.
+pub(crate) fn read_only(path: &Path, map: &'static str) -> Result<MapData, MapError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => MapError::Missing { map, path: path.to_owned() },
         _ => MapError::Open { map, path: path.to_owned(), source },
