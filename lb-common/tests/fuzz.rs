@@ -3,6 +3,8 @@
 // Tests may unwrap: a panic is a failed test.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../fuzz/src/decide/mod.rs"]
+mod decide;
 #[path = "../../fuzz/src/packet.rs"]
 mod packet;
 
@@ -10,7 +12,6 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use lb_common::outcome::Outcome;
-use lb_common::plain::script;
 use proptest::prelude::*;
 
 /// What the scripts of the corpus come to.
@@ -103,7 +104,7 @@ fn nearly_a_packet() -> impl Strategy<Value = Vec<u8>> {
 
 #[test]
 fn scripts_of_the_corpus_break_no_rule_and_meet_nearly_every_outcome() {
-    let met: BTreeSet<Outcome> = corpus("decide").iter().flat_map(|bytes| script::play(bytes)).collect();
+    let met: BTreeSet<Outcome> = corpus("decide").iter().flat_map(|bytes| decide::play(bytes)).collect();
     let missed: Vec<Outcome> = DECIDED.into_iter().filter(|outcome| !met.contains(outcome)).collect();
     assert!(missed.is_empty(), "no packet came to {missed:?}: too little was asked");
 }
@@ -120,7 +121,7 @@ proptest! {
 
     #[test]
     fn random_scripts_break_no_rule(script in prop::collection::vec(any::<u8>(), 0..2_000)) {
-        let _ = script::play(&script);
+        let _ = decide::play(&script);
     }
 }
 

@@ -1,7 +1,6 @@
 //! The decision's tables as plain hash maps, for tests and fuzzers: the third home of the same code.
 
 mod ask;
-pub mod script;
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};

@@ -71,7 +71,7 @@ where
     /// What `ballast explain` says of the packet; `None`: it is not asked. XDP leaves some steps to tc, and explain is about tc.
     pub(super) fn explain(&self, lockstep: &Lockstep, hook: Hook, packet: Packet<N>) -> Result<Option<Foretold<N>>> {
         let Some(explained) = lockstep.explained.as_ref().filter(|_| hook != Hook::Xdp) else { return Ok(None) };
-        let memory = &self.scene.tables;
+        let memory = &self.memory;
         let settings = DecisionContext {
             now_ns: memory.now_ns,
             seed: memory.seed,

@@ -1,11 +1,12 @@
 //! Runs the programs and the host's decision in lockstep. Both get the same packets, tables, clock and random numbers; verdicts,
-//! counters and tables must be equal. Packets and tables are those of a script ([`lb_common::plain::script`]).
+//! counters and tables must be equal.
 //!
 //! The programs are an edited copy that reads time and random numbers from a variable (`tests/mutations/driven`).
 
 mod explained;
 mod maps;
-mod room;
+mod packets;
+mod tables;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,40 +14,48 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
-use lb_common::abi::{Bucket, BucketKey, FlowKey, SCTP, map_name};
+use lb_common::abi::{Bucket, BucketKey, FlowKey, map_name};
 use lb_common::client_shares::Counters;
 use lb_common::decide::{
     Action, Hook as Bits, Packet, Step, Verdict, Work, allocate, begin, complete, decide, established, open, select,
 };
 use lb_common::outcome::Outcome;
 use lb_common::plain::Memory;
-use lb_common::plain::script::{Next, Scene, Script};
+use lb_common::service_cidrs::Cover;
 
 pub use explained::{Explained, Foretold};
 pub use maps::Maps;
 use maps::same;
-pub use room::Room;
 
 use crate::oracle::{Frame, opened, tuple};
 use crate::programs;
 use crate::random::Random;
 use crate::test_run::{Hook, LoadedPrograms, Ran};
 
-/// Backend ids that scripts use are below this.
-const BACKENDS: u32 = 160;
+/// How many packets go by between two comparisons of all tables.
+const APART: usize = 64;
+/// More half-open flows in a second are too many.
+const MOST_HALF_OPEN: u32 = 24;
+/// Established connections that fit, as the decision gets it: few, so that some clients have more than their share.
+const FLOW_ROOM: u32 = 8;
 /// Key of the hashes of clients.
 const CLIENT_KEY: u32 = 0x5eed_1e55;
-/// How long a script stays under the flood that it begins with.
+/// How long a world stays under the flood that it begins with.
 const FLOOD_S: u32 = 3_600;
+/// Packets of one world.
+pub const STEPS: usize = 4_000;
 
 /// What was compared.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub steps: u64,
+    /// Packets, and changes of the tables between them.
+    pub changes: u64,
+    pub comparisons: u64,
+    /// Worlds in which more clients came in a second than the half-open table holds.
+    pub floods: u64,
     /// Entries compared in all comparisons.
     pub entries: u64,
-    /// Scripts in which more clients came in a second than the half-open table holds.
-    pub floods: u64,
     pub outcomes: BTreeMap<&'static str, u64>,
     /// Packets that `ballast explain` was asked for before they ran, and the outcomes that it named.
     pub explained: BTreeMap<&'static str, u64>,
@@ -55,7 +64,6 @@ pub struct Tally {
 /// The programs, driven.
 pub struct Lockstep {
     programs: LoadedPrograms,
-    room: Room,
     clock: Array<MapData, [u64; 2]>,
     syn_counts: PerCpuArray<MapData, u64>,
     flood_until: Array<MapData, u32>,
@@ -69,10 +77,9 @@ pub struct Lockstep {
 impl Lockstep {
     /// Builds and loads them. The calling thread's namespace must have a default route and forwarding on. With a folder for pins,
     /// `ballast explain` says before each packet what becomes of it.
-    pub fn new(room: Room, pins: Option<&Path>) -> Result<Self> {
+    pub fn new(pins: Option<&Path>) -> Result<Self> {
         let object = programs::edited("driven", "driven")?;
-        let (most_half_open, flow_room) = room.limits();
-        let mut programs = LoadedPrograms::load_pinned(&object, most_half_open, flow_room, CLIENT_KEY, pins)?;
+        let mut programs = LoadedPrograms::load_pinned(&object, MOST_HALF_OPEN, FLOW_ROOM, CLIENT_KEY, pins)?;
         let explained = pins.map(Explained::open).transpose()?;
         let clock = programs.take_map(".bss")?.try_into()?;
         let (syn_counts, flood_until) = (
@@ -80,72 +87,71 @@ impl Lockstep {
             programs.take_map(map_name::FLOOD_UNTIL)?.try_into()?,
         );
         let syn_rate = programs.take_map(map_name::SYN_RATE)?.try_into()?;
+        programs.know_nobody();
         let buckets = programs.take_map(map_name::BUCKETS)?.try_into()?;
         // Each CPU counts for itself.
         let mut own = nix::sched::CpuSet::new();
         own.set(nix::sched::sched_getcpu()?)?;
         nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &own)?;
-        let tally = Tally::default();
-        Ok(Self { programs, room, clock, syn_counts, flood_until, syn_rate, buckets, explained, tally })
+        Ok(Self { programs, clock, syn_counts, flood_until, syn_rate, buckets, explained, tally: Tally::default() })
     }
 
-    /// Plays a script. The seed is that of random numbers. On a difference it is played again, compared after every packet.
-    pub fn run(&mut self, bytes: &[u8], seed: u64) -> Result<()> {
-        let Some((v6, ..)) = Script::of(bytes) else { return Ok(()) };
-        let play = if v6 { Self::play::<16> } else { Self::play::<4> };
-        let Err(error) = play(self, bytes, seed, false) else { return Ok(()) };
-        play(self, bytes, seed, true).and(Err(error))
+    /// One random world of one family. On a difference it is played again, compared after every packet.
+    pub fn run<const N: usize>(&mut self, seed: u64, steps: usize) -> Result<()>
+    where
+        LoadedPrograms: Maps<N>,
+    {
+        let Err(error) = self.play::<N>(seed, steps, APART) else { return Ok(()) };
+        self.play::<N>(seed, steps, 1).and(Err(error))
     }
 
-    /// The programs know nothing, and the plain tables have their limits.
-    fn begin<const N: usize>(&mut self, host: &mut HostSide<N>, seed: u64) -> Result<()>
+    fn play<const N: usize>(&mut self, seed: u64, steps: usize, apart: usize) -> Result<()>
     where
         LoadedPrograms: Maps<N>,
     {
         let mut random = Random::new(seed);
         self.programs.clear()?;
-        self.programs.know_nobody();
         self.programs.take_events();
+        let mut host = HostSide::<N> {
+            memory: Memory::empty(),
+            cover: Cover::default(),
+            counted: BTreeMap::new(),
+            before: self.programs.outcomes()?,
+            talk: packets::Traffic::default(),
+            story: Vec::new(),
+        };
+        host.memory.seed = u32::try_from(random.any() >> 32)?;
+        host.memory.most_half_open = MOST_HALF_OPEN;
+        (host.memory.flow_room, host.memory.client_key) = (FLOW_ROOM, CLIENT_KEY);
+        // Others have most of the room in some worlds.
+        let (all, others) =
+            (Counters::families()[usize::from(N != 4)], *random.of(&[0, 0, FLOW_ROOM - 2, FLOW_ROOM - 1]));
+        host.memory.client_shares.insert(all, others.cast_signed());
         let none = PerCpuValues::try_from(vec![0; nr_cpus().map_err(|(_, error)| error)?])?;
         self.syn_counts.set(0, none, 0)?;
         self.syn_rate.set(0, 0, 0)?;
         for key in self.buckets.keys().collect::<Result<Vec<_>, _>>()? {
             self.buckets.remove(&key)?;
         }
-        let tables = &mut host.scene.tables;
-        tables.seed = u32::try_from(random.any() >> 32)?;
-        (tables.flow_room, tables.client_key) = (self.room.limits().1, CLIENT_KEY);
-        if matches!(self.room, Room::Little) {
-            // Others have most of the room in some scripts, and some begin under a flood.
-            let (all, room) = (Counters::families()[usize::from(N != 4)], tables.flow_room.cast_signed());
-            tables.client_shares.insert(all, *random.of(&[0, 0, room - 2, room - 1]));
-            tables.flood_until_s = if random.one_in(4) { tables.now_s() + FLOOD_S } else { 0 };
+        tables::set(&mut random, &mut host)?;
+        self.programs.refill();
+        self.programs.fill(&host.memory)?;
+        self.programs.set_cover::<N>(host.cover)?;
+        // Some worlds begin under a flood.
+        if random.one_in(4) {
+            host.memory.flood_until_s = u32::try_from(host.memory.now_ns / 1_000_000_000)? + FLOOD_S;
         }
-        self.flood_until.set(0, tables.flood_until_s, 0)?;
-        self.programs.fill(tables)
-    }
-
-    fn play<const N: usize>(&mut self, bytes: &[u8], seed: u64, always: bool) -> Result<()>
-    where
-        LoadedPrograms: Maps<N>,
-    {
-        let Some((_, is_wide, mut script)) = Script::of(bytes) else { return Ok(()) };
-        let (scene, before) = (Scene::<N>::new(is_wide), self.programs.outcomes()?);
-        let mut host = HostSide { scene, counted: BTreeMap::new(), before, story: Vec::new() };
-        self.begin(&mut host, seed)?;
-        let begins_until_s = host.scene.tables.flood_until_s;
-        let mut play = || {
-            host.drive(self)?;
-            while host.step(&mut script, self)? {
-                if always {
-                    host.compare(self)?;
-                }
-            }
-            host.compare(self)
-        };
-        let played = play();
-        played.with_context(|| format!("seed {seed}, script {bytes:02x?}\n{}", host.story.join("\n")))?;
-        self.tally.floods += u64::from(host.scene.tables.flood_until_s != begins_until_s);
+        let begins_until_s = host.memory.flood_until_s;
+        self.flood_until.set(0, begins_until_s, 0)?;
+        host.drive(self)?;
+        for step in 1..=steps {
+            host.step(&mut random, self)
+                .and_then(|()| if step % apart == 0 || step == steps { host.compare(self) } else { Ok(()) })
+                .with_context(|| {
+                    format!("IPv{}, seed {seed}, step {step}\n{}", if N == 4 { 4 } else { 6 }, host.story.join("\n"))
+                })?;
+        }
+        self.tally.floods += u64::from(host.memory.flood_until_s != begins_until_s);
         for (outcome, count) in host.counted {
             *self.tally.outcomes.entry(outcome.name()).or_default() += count;
         }
@@ -153,11 +159,14 @@ impl Lockstep {
     }
 }
 
-/// The plain tables of one family, and what was counted.
+/// The world of one family in memory, and what was counted in it.
 pub struct HostSide<const N: usize> {
-    scene: Scene<N>,
+    memory: Memory<N>,
+    /// Of the service CIDRs: it may hold more.
+    cover: Cover,
     counted: BTreeMap<Outcome, u64>,
     before: Vec<u64>,
+    talk: packets::Traffic<N>,
     /// The last packets, for a report.
     story: Vec<String>,
 }
@@ -169,28 +178,17 @@ impl<const N: usize> HostSide<N>
 where
     LoadedPrograms: Maps<N>,
 {
-    /// Changes until a packet, and the packet; `false`: the script is over. SCTP, fragments, ICMP errors and outer headers are for the rungs
-    /// `headers` and `tunnelled`.
-    fn step(&mut self, script: &mut Script<'_>, lockstep: &mut Lockstep) -> Result<bool> {
-        let before = self.scene.tables.clone();
-        let Some(next) = script.next(&mut self.scene) else { return Ok(false) };
-        let tables = &mut self.scene.tables;
-        // These limits are the programs' own.
-        tables.capacity = usize::MAX;
-        tables.most_half_open = if let Room::Little = lockstep.room { lockstep.room.limits().0 } else { 0 };
-        match next {
-            Next::Change => {
-                lockstep.programs.write(&before, tables)?;
-                self.drive(lockstep)?;
-            }
-            Next::Packet(bits, packet) if packet.key.protocol != SCTP => self.packet(bits, packet, lockstep)?,
-            _ => {}
+    /// A change now and then, a packet always.
+    fn step(&mut self, random: &mut Random, lockstep: &mut Lockstep) -> Result<()> {
+        if !self.talk.is_crowded() && random.one_in(6) {
+            lockstep.tally.changes += 1;
+            let before = self.memory.clone();
+            tables::change(random, self)?;
+            lockstep.programs.write(&before, &self.memory)?;
+            lockstep.programs.set_cover::<N>(self.cover)?;
+            self.drive(lockstep)?;
         }
-        Ok(true)
-    }
-
-    fn packet(&mut self, at: Bits, packet: Packet<N>, lockstep: &mut Lockstep) -> Result<()> {
-        let hook = Hook::ALL.into_iter().find(|hook| bits(*hook) == at).context("a hook whose program runs here")?;
+        let (hook, packet) = self.talk.packet(random);
         let bytes = Frame::of(&packet).bytes();
         let foretold = self.explain(lockstep, hook, packet)?;
         let ran = lockstep.programs.run(hook, &bytes)?.context("the kernel runs every whole packet")?;
@@ -214,6 +212,7 @@ where
             let came = tuple(&ran.bytes).context("a packet came out")?;
             ensure!(came == key, "out came {came:?}, the host says {key:?}");
         }
+        self.talk.heard(&packet, &verdict);
         Ok(())
     }
 
@@ -221,9 +220,9 @@ where
         let mut work = Work::new(packet);
         let xdp = hook == Hook::Xdp;
         if xdp {
-            decide_at_xdp(&mut self.scene.tables, &mut work);
+            decide_at_xdp(&mut self.memory, &mut work);
         } else {
-            decide(&mut self.scene.tables, &mut work, bits(hook));
+            decide(&mut self.memory, &mut work, bits(hook));
         }
         let verdict = work.verdict;
         let counted = match verdict.action {
@@ -237,9 +236,7 @@ where
         let is_known = matches!(verdict.outcome, Outcome::Forwarded | Outcome::Replied);
         let sent = matches!(verdict.action, Action::ToBackend | Action::ToClient);
         let begun = (xdp && sent && verdict.route && !is_known).then_some(verdict.outcome);
-        for outcome in
-            counted.into_iter().chain(begun).chain(self.scene.tables.notes.drain(..).map(|(_, outcome)| outcome))
-        {
+        for outcome in counted.into_iter().chain(begun).chain(self.memory.notes.drain(..).map(|(_, outcome)| outcome)) {
             *self.counted.entry(outcome).or_default() += 1;
         }
         verdict
@@ -254,7 +251,7 @@ where
         ran: &Ran,
     ) -> Result<(i32, Option<FlowKey<N>>)> {
         // Only from the wire, and with an address to send from.
-        let (Hook::NodeIn, Some(own)) = (hook, self.scene.tables.own) else {
+        let (Hook::NodeIn, Some(own)) = (hook, self.memory.own) else {
             let why = if hook == Hook::NodeIn { Outcome::DroppedNoAddress } else { Outcome::DroppedRewrite };
             *self.counted.entry(why).or_default() += 1;
             return Ok((TC[1], None));
@@ -268,7 +265,7 @@ where
 
     /// Gives the programs the clock and the chance of the memory.
     fn drive(&self, lockstep: &mut Lockstep) -> Result<()> {
-        Ok(lockstep.clock.set(0, [self.scene.tables.now_ns, u64::from(self.scene.tables.seed)], 0)?)
+        Ok(lockstep.clock.set(0, [self.memory.now_ns, u64::from(self.memory.seed)], 0)?)
     }
 
     /// Everything that both hold.
@@ -278,24 +275,25 @@ where
         let flows = programs.flows()?;
         let half_open = programs.half_open()?;
         let affinity = programs.affinity()?;
+        lockstep.tally.comparisons += 1;
         lockstep.tally.entries += (flows.len() + half_open.len() + affinity.len()) as u64;
-        same("flow", &flows, &self.scene.tables.flows)?;
-        same("half-open", &half_open, &self.scene.tables.half_open)?;
-        same("affinity", &affinity, &self.scene.tables.affinity)?;
+        same("flow", &flows, &self.memory.flows)?;
+        same("half-open", &half_open, &self.memory.half_open)?;
+        same("affinity", &affinity, &self.memory.affinity)?;
         let counted = (0..).zip(programs.client_shares.read()).filter(|(_, held)| *held != 0);
-        let demanded = self.scene.tables.client_shares.iter().filter(|(_, count)| **count > 0);
+        let demanded = self.memory.client_shares.iter().filter(|(_, count)| **count > 0);
         let demanded = demanded.map(|(counter, count)| (*counter, count.unsigned_abs())).collect();
         same("counter of clients", &counted.collect(), &demanded)?;
         let flood_until_s = lockstep.flood_until.get(&0, 0)?;
         ensure!(
-            flood_until_s == self.scene.tables.flood_until_s,
+            flood_until_s == self.memory.flood_until_s,
             "a flood until {flood_until_s} s, the host says until {} s",
-            self.scene.tables.flood_until_s
+            self.memory.flood_until_s
         );
-        same("bucket", &lockstep.buckets.iter().collect::<Result<_, _>>()?, &self.scene.tables.buckets)?;
-        for backend in 1..BACKENDS {
+        same("bucket", &lockstep.buckets.iter().collect::<Result<_, _>>()?, &self.memory.buckets)?;
+        for backend in 1..=tables::BACKENDS {
             let (held, demanded) =
-                (programs.health(backend)?, self.scene.tables.health.get(&backend).copied().unwrap_or_default());
+                (programs.health(backend)?, self.memory.health.get(&backend).copied().unwrap_or_default());
             ensure!(held == demanded, "health of backend {backend}: kernel {held:?}, host {demanded:?}");
         }
         let after = programs.outcomes()?;

@@ -21,6 +21,11 @@ impl LoadedPrograms {
         self.until_filled = None;
     }
 
+    /// The buckets are full at the next packet: the clock of driven programs has gone back.
+    pub fn refill(&mut self) {
+        self.until_filled = Some(0);
+    }
+
     /// Fills the buckets of the CPUs before any is empty.
     pub(super) fn fill_buckets(&mut self) -> Result<()> {
         let Some(left) = &mut self.until_filled else { return Ok(()) };

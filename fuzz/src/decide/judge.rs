@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use crate::abi::{
+use lb_common::abi::{
     Flow, FlowKey, HalfOpen, MOST_MOVES, ServiceKey, UDP, backend_flags, flow_flags, flow_state, frontend_kind,
     half_open_flags, is_claim, network_flags, service_flags, tag,
 };
-use crate::decide::{Action, Hook, Packet, Tables as _, Verdict, Work, pair_key};
-use crate::outcome::Outcome;
-use crate::state::{self, SourcePorts, tcp_flag};
+use lb_common::decide::{Action, Hook, Packet, Tables as _, Verdict, Work, pair_key};
+use lb_common::outcome::Outcome;
+use lb_common::state::{self, SourcePorts, tcp_flag};
 
 use super::scene::{Scene, address, net};
 
@@ -135,7 +135,7 @@ const fn is_new(outcome: Outcome) -> bool {
 }
 
 /// The frontend that the packet's tuple names.
-fn frontend<const N: usize>(scene: &Scene<N>, key: &FlowKey<N>, is_chosen: bool) -> Option<crate::abi::Service> {
+fn frontend<const N: usize>(scene: &Scene<N>, key: &FlowKey<N>, is_chosen: bool) -> Option<lb_common::abi::Service> {
     let named = ServiceKey { address: key.dst, port: key.dst_port, protocol: key.protocol, pad: 0 };
     let any = ServiceKey { address: [0; N], ..named };
     let services = &scene.tables.services;

@@ -1,7 +1,6 @@
 //! A script of bytes: packets, passing time and changes of the tables.
 //!
-//! [`play`] runs it over plain tables, and after each packet the tables must still make sense. The rung `decisions` plays the same scripts through
-//! the programs in the kernel, too.
+//! [`play`] runs it over plain tables, and after each packet the tables must still make sense.
 //!
 //! The first byte says how the script is read: bit 0, of which family its packets are; bit 1, whether the scene is a wide one, with SCTP,
 //! external clients, node ports, outer headers, ICMP errors and fragments.
@@ -14,17 +13,16 @@ use std::collections::BTreeSet;
 
 pub use bytes::Script;
 use judge::{QueryKind, Seen, judge};
-pub use scene::Scene;
-use scene::{BACKEND_PORT, BACKENDS, NODE_PORT, PORT, address, net};
+use scene::{BACKEND_PORT, BACKENDS, NODE_PORT, PORT, Scene, address, net};
 
-use super::tuple;
-use crate::abi::{FlowKey, SCTP, TCP, UDP};
-use crate::decide::{
+use lb_common::abi::{FlowKey, SCTP, TCP, UDP};
+use lb_common::decide::{
     Action, Hook, Inside, Packet, Step, Work, as_refusal, decide, foreign, inside, is_about_tunnelled, later_fragment,
     malformed, open, pair_key, quoted, quoted_elsewhere, refused, retry, stray_fragment,
 };
-use crate::outcome::Outcome;
-use crate::state::tcp_flag;
+use lb_common::outcome::Outcome;
+use lb_common::plain::tuple;
+use lb_common::state::tcp_flag;
 
 const HOOKS: [Hook; 6] = [Hook::POD_IN, Hook::POD_OUT, Hook::BRIDGE_IN, Hook::NODE_IN, Hook::NODE_OUT, Hook::XDP];
 /// Where packets come from the wire: only these open outer headers.

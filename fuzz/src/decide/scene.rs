@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 
 use super::bytes::Script;
-use crate::abi::{
+use lb_common::abi::{
     Backend, Endpoint, EndpointKey, Flow, FlowKey, Masquerade, SCTP, Service, ServiceKey, TCP, UDP, Vip, VipKey,
     backend_flags, backend_state, fin, flow_flags, flow_state, frontend_kind, network_flags, seal, service_flags, tag,
     vip_flags,
 };
-use crate::decide::{FlowTables as _, pair_key};
-use crate::limits::HAND_OVER;
-use crate::outcome::Outcome;
-use crate::plain::{Memory, frontend};
+use lb_common::decide::{FlowTables as _, pair_key};
+use lb_common::limits::HAND_OVER;
+use lb_common::outcome::Outcome;
+use lb_common::plain::{Memory, frontend};
 
 /// The port of all frontends but node ports.
 pub(super) const PORT: u16 = 80;
