@@ -138,13 +138,10 @@ fn a_dead_connection_to_the_api_is_found_shown_and_replaced_without_a_restart() 
         anyhow::Ok(round.join().expect("a round of connections"))
     })?;
     let failed_after = failures(client, dns, PATIENCE, PORTS[2]);
-    // As many as there are dead ones among the backends. Twice that is far beyond chance: then others fail, too.
+    // As many as there are dead ones among the backends, and fewer where a SYN sent again gets around them. Twice that is far beyond chance: then
+    // others fail, too.
     let most = 2 * usize::from(connects()) * usize::from(REPLACED) / usize::from(ENDPOINTS);
-    assert!(
-        (1..=most).contains(&failed_meanwhile),
-        "{failed_meanwhile} of {} failed while the agent cannot know",
-        connects()
-    );
+    assert!(failed_meanwhile <= most, "{failed_meanwhile} of {} failed while the agent cannot know", connects());
     let log = agent.log();
     let unready = seen.unready.with_context(|| format!("/readyz never turned red\n{log}"))?;
     assert!(unready <= short_or_long(HEALED_LIMIT, FOUND_LIMIT), "{seen:?}\n{log}");
