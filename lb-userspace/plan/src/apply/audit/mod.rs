@@ -18,7 +18,7 @@ use std::{
 use lb_common::abi::backend_state;
 
 use super::{Programmer, Store};
-use crate::plan::{Changes, Loaded, Obstacle, Part, Range, diff_service, diff_vip, work};
+use crate::plan::{Changes, Loaded, Obstacle, Op, Part, Range, diff_service, diff_vip, work};
 use found::{Found, Repair};
 use lb_model::{Monotonic, PortKey};
 use lb_tables::vip_filter;
@@ -117,7 +117,8 @@ impl<S: Store> Programmer<S> {
         };
         let programmed = &self.writer.programmed;
         report.checked += compare::size(part, programmed, &read);
-        let found = compare::compare(part, programmed, &loaded, &read);
+        let mut found = compare::compare(part, programmed, &loaded, &read);
+        found.retain(|found| !self.waits_for_a_name(part, found));
         let next = Some(read.end).filter(|end| *end < u32::MAX);
         if dry_run {
             report.findings.extend(found.into_iter().map(|found| found.finding));
@@ -135,6 +136,15 @@ impl<S: Store> Programmer<S> {
             self.writer.store.write_vip_filter(&vip_filter::all_but(self.writer.programmed.addresses()));
         }
         next
+    }
+
+    /// Whether a name leads elsewhere because a write of its service port waits: that write decides whose name it is.
+    fn waits_for_a_name(&self, part: Part, found: &Found) -> bool {
+        let (Part::Endpoints(_), Repair::Write(Op::WriteBackend { record, .. })) = (part, &found.repair) else {
+            return false;
+        };
+        let service = self.writer.programmed.services().get(record.service);
+        service.is_some_and(|it| self.pending.has_service(&it.key) || self.backlog.has_service(&it.key))
     }
 
     /// Reads a bounded number of backends or slots, or all of another part, and says which ids or slots these are. Their end is the
