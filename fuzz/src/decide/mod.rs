@@ -3,7 +3,7 @@
 //! [`play`] runs it over plain tables, and after each packet the tables must still make sense.
 //!
 //! The first byte says how the script is read: bit 0, of which family its packets are; bit 1, whether the scene is a wide one, with SCTP,
-//! external clients, node ports, outer headers, ICMP errors and fragments.
+//! external clients, node ports, encapsulated packets, ICMP errors and fragments.
 
 mod bytes;
 mod judge;
@@ -25,8 +25,8 @@ use lb_common::plain::tuple;
 use lb_common::state::tcp_flag;
 
 const HOOKS: [Hook; 6] = [Hook::POD_IN, Hook::POD_OUT, Hook::BRIDGE_IN, Hook::NODE_IN, Hook::NODE_OUT, Hook::XDP];
-/// Where packets come from the wire: only these open outer headers.
-const FROM_THE_WIRE: [Hook; 3] = [Hook::NODE_IN, Hook::NODE_IN_L3, Hook::XDP];
+/// Hooks that see packets of external links: only these decapsulate.
+const OF_EXTERNAL_LINKS: [Hook; 3] = [Hook::NODE_IN, Hook::NODE_IN_L3, Hook::XDP];
 
 /// What comes next in a script.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub enum Next<const N: usize> {
     Change,
     /// A packet meets a hook.
     Packet(Hook, Packet<N>),
-    /// A packet meets a hook in an outer header for this address.
+    /// An encapsulated packet meets a hook; this is the outer destination.
     Encapsulated(Hook, Packet<N>, [u8; N]),
     /// An ICMP error, as the programs show it: the quoted tuple reversed, what it says, and the quoted sequence number.
     Error(Hook, FlowKey<N>, u8, u32),
@@ -59,7 +59,7 @@ impl Script<'_> {
                 return Some(Next::Beside(hook, self.tuple(scene)?, self.byte()?));
             }
             112..=143 if scene.is_wide => {
-                let hook = self.one_of(&FROM_THE_WIRE)?;
+                let hook = self.one_of(&OF_EXTERNAL_LINKS)?;
                 let hosts = [(net::BACKENDS, 1), (net::BACKENDS, 2), (net::BACKENDS, 3), (net::NODES, 1)];
                 let (network, host) = self.one_of(&hosts)?;
                 return Some(Next::Encapsulated(hook, self.packet(scene)?, address(network, host)));
@@ -152,7 +152,7 @@ fn play_in<const N: usize>(mut script: Script<'_>, is_wide: bool) -> BTreeSet<Ou
             Next::Encapsulated(hook, packet, chosen) => {
                 let mut work = Work::new(packet);
                 work.chosen = chosen;
-                // An unrelated packet goes on in its outer header.
+                // An unrelated packet stays encapsulated.
                 if inside(&mut scene.tables, &mut work) != Inside::Foreign {
                     ask(&mut scene, hook, work);
                 }

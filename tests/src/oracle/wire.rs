@@ -65,7 +65,7 @@ fn ip<const N: usize>(address: [u8; N]) -> IpAddr {
 /// Source and destination.
 pub type Ends<const N: usize> = ([u8; N], [u8; N]);
 
-/// The addresses of the outer header of a frame, and the frame without it.
+/// Outer addresses of an encapsulated frame, and the frame as it is decapsulated.
 pub fn opened<const N: usize>(bytes: &[u8]) -> Option<(Ends<N>, Vec<u8>)> {
     let sliced = SlicedPacket::from_ethernet(bytes).ok()?;
     let (src, dst, payload) = match sliced.net? {

@@ -133,13 +133,14 @@ impl Scenario<'_> {
         self.arrives(syn)
     }
 
-    /// The backend that a SYN reaches answers; the client gets the error as from the service.
+    /// The backend that a SYN reaches answers; the client gets the answer from the service.
     fn answered(&self, syn: &Segment, arrived: &Segment) -> Segment {
         self.hands.backends.send(&arrived.answer(SYN | ACK, BACKEND_ISN));
-        let told = self.hands.client.receive(SOON, |segment| segment.to == syn.from).expect("the client is told");
-        assert!(told.is(SYN | ACK), "{told:?}");
-        assert_eq!((told.from, told.ack), (syn.to, ISN + 1), "as by the service");
-        told
+        let received =
+            self.hands.client.receive(SOON, |segment| segment.to == syn.from).expect("the client gets an answer");
+        assert!(received.is(SYN | ACK), "{received:?}");
+        assert_eq!((received.from, received.ack), (syn.to, ISN + 1), "as by the service");
+        received
     }
 
     fn client_hears_nothing(&self, of: &Segment) {
@@ -173,11 +174,11 @@ fn an_answered_connection_never_moves_however_often_its_syn_is_seen(scenario: &S
     scenario.each(|scenario, syn| {
         let before = scenario.counters();
         let arrived = scenario.arrives(&syn);
-        let told = scenario.answered(&syn, &arrived);
+        let received = scenario.answered(&syn, &arrived);
         for _ in 0..3 {
             assert_eq!(scenario.arrives_again(&syn).to, arrived.to, "the same SYN once more");
         }
-        scenario.hands.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
+        scenario.hands.client.send(&Segment { length: 10, ..received.answer(ACK, ISN + 1) });
         let data = scenario.hands.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
         assert_eq!(data.to, arrived.to);
         scenario.counted(&before, Outcome::Retried, 0);
@@ -192,7 +193,7 @@ fn the_first_answer_wins_and_a_later_one_is_refused_and_never_delivered(scenario
             let second = scenario.arrives_again(&syn);
             assert_ne!(first.to, second.to, "the second SYN moved");
             let (winner, loser) = if is_slow { (&first, &second) } else { (&second, &first) };
-            let told = scenario.answered(&syn, winner);
+            let received = scenario.answered(&syn, winner);
             for round in 0..2 {
                 scenario.hands.backends.send(&loser.answer(SYN | ACK, BACKEND_ISN + 77));
                 let is_refusal = |segment: &Segment| segment.to == loser.to && segment.flags & RST != 0;
@@ -206,7 +207,7 @@ fn the_first_answer_wins_and_a_later_one_is_refused_and_never_delivered(scenario
             let heard =
                 scenario.hands.client.receive(QUIET, |segment| segment.to == syn.from && segment.from == syn.to);
             assert_eq!(heard, None, "data of a backend that has lost the connection");
-            scenario.hands.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
+            scenario.hands.client.send(&Segment { length: 10, ..received.answer(ACK, ISN + 1) });
             let data = scenario.hands.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
             assert_eq!(data.to, winner.to);
             scenario.counted(&before, Outcome::RefusedLate, 2);
@@ -225,9 +226,10 @@ fn a_refusal_is_suppressed_while_another_backend_may_take_it_and_passed_when_non
         let second = scenario.arrives_again(&syn);
         assert_ne!(first.to, second.to, "the refused SYN goes to the other one");
         scenario.hands.backends.send(&second.answer(RST | ACK, 0));
-        let told = scenario.hands.client.receive(SOON, |segment| segment.to == syn.from).expect("the client is told");
-        assert!(told.flags & RST != 0, "{told:?}");
-        assert_eq!((told.from, told.ack), (syn.to, ISN + 1));
+        let received =
+            scenario.hands.client.receive(SOON, |segment| segment.to == syn.from).expect("the client gets an answer");
+        assert!(received.flags & RST != 0, "{received:?}");
+        assert_eq!((received.from, received.ack), (syn.to, ISN + 1));
         scenario.counted(&before, Outcome::SuppressedRefusal, 1);
         scenario.counted(&before, Outcome::Ejected, 0);
         // The connection is forgotten: its port begins anew.
@@ -334,12 +336,12 @@ fn without_retry_a_connection_stays_where_it_is(scenario: &Scenario<'_>) {
             assert_eq!(scenario.arrives_again(&syn).to, first.to);
         }
         scenario.hands.backends.send(&first.answer(RST | ACK, 0));
-        let told = scenario
+        let received = scenario
             .hands
             .client
             .receive(SOON, |segment| segment.to == syn.from)
             .expect("the refusal is passed at once");
-        assert!(told.flags & RST != 0 && told.from == syn.to, "{told:?}");
+        assert!(received.flags & RST != 0 && received.from == syn.to, "{received:?}");
         scenario.counted(&before, Outcome::Retried, 0);
         scenario.counted(&before, Outcome::SuppressedRefusal, 0);
     });
@@ -348,8 +350,8 @@ fn without_retry_a_connection_stays_where_it_is(scenario: &Scenario<'_>) {
 fn a_second_connection_from_an_open_ones_port_moves_only_when_nobody_answers_it(scenario: &Scenario<'_>) {
     scenario.each(|scenario, syn| {
         let arrived = scenario.arrives(&syn);
-        let told = scenario.answered(&syn, &arrived);
-        scenario.hands.client.send(&Segment { length: 10, ..told.answer(ACK, ISN + 1) });
+        let received = scenario.answered(&syn, &arrived);
+        scenario.hands.client.send(&Segment { length: 10, ..received.answer(ACK, ISN + 1) });
         scenario.hands.backends.receive(SOON, |segment| segment.length == 10).expect("the data arrives");
         // The backend lost its memory of it: it would answer the first such SYN by a challenge. Here it is dead.
         let second = Segment { seq: ISN + 50_000, ..syn };
