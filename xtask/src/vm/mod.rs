@@ -148,7 +148,8 @@ impl<'a> Guests<'a> {
         let started = Instant::now();
         let unpacked = kernel.unpacked(self.workspace)?;
         let (mut list, mut further) = (Vec::new(), Vec::new());
-        for subject in &self.subjects {
+        let subjects = || self.subjects.iter().filter(|subject| subject.runs_on(kernel.name));
+        for subject in subjects() {
             let modules = unpacked.further_modules(subject.modules())?;
             let names = modules.iter().filter_map(|file| Some(file.file_name()?.to_string_lossy().into_owned()));
             list.push(subject.line(files.tests, kernel.name, &names.collect::<Vec<_>>())?);
@@ -157,9 +158,9 @@ impl<'a> Guests<'a> {
         let first = files.folder.join(format!("{}.cpio", kernel.name));
         fs::write(&first, tree::archive(&files.common, &unpacked, &further, &list.join("\n"))?)
             .with_context(|| format!("cannot write {}", first.display()))?;
-        let limit = LIMIT * u32::try_from(self.subjects.len())?;
+        let limit = LIMIT * u32::try_from(list.len())?;
         let machine = Machine { image: &unpacked.image, files: &first, memory_mib: MEMORY_MIB, limit };
-        let mut console = Console::expecting(self.subjects.iter().map(Located::name));
+        let mut console = Console::expecting(subjects().map(Located::name));
         let mut figures = Figures::default();
         let ended = machine.run(|line| {
             show.lock().unwrap_or_else(PoisonError::into_inner)(&format!("{:>5} | {line}", kernel.name));
