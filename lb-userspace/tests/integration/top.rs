@@ -360,7 +360,10 @@ fn an_error_is_no_panic_where_nobody_can_read_it() {
 #[test]
 fn a_watch_goes_on_after_a_reading_that_fails() {
     let dir = TempDir::new().expect("a folder");
-    let mut command = ballast(&["get", "services", "--watch", "--interval", "100ms"], dir.path());
+    let plain = ballast(&["get", "services", "--watch", "--interval", "100ms"], dir.path());
+    // As a shell starts it, also where these tests run in the background of a script.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=INT").arg(plain.get_program()).args(plain.get_args());
     let mut watch = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut errors = std::io::BufReader::new(watch.stderr.take().expect("a pipe"));
     let mut line = || {

@@ -16,7 +16,7 @@ pub use sctp::Association;
 pub use server::Server;
 
 /// How long any one step of a client may take before it counts as no answer.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a server said.
 #[derive(Clone, Debug, PartialEq, Eq)]
