@@ -100,6 +100,10 @@ impl Work<'_> {
         let mut since = Instant::now();
         let succeeded = run_watched(name, &command, |line| {
             tally.read_line(line);
+            // What was compiled before is no test's.
+            if line.starts_with("running ") {
+                since = Instant::now();
+            }
             if let Some(test) = ended_test(line) {
                 tally.times.push((std::mem::replace(&mut since, Instant::now()).elapsed(), test.to_owned()));
             }
