@@ -2,8 +2,6 @@
 //!
 //! [`for_each_map`](crate::for_each_map) is the only place that states any of these. The programs make their maps of it, and [`TABLES`] has it as data.
 
-use core::any::TypeId;
-
 pub use crate::family::Family;
 use crate::map::MapId;
 use crate::map::kinds::{self, Entry as _};
@@ -224,8 +222,6 @@ pub struct Table {
     pub doc: &'static str,
     /// Bytes of a key and of a value.
     pub sizes: (usize, usize),
-    /// The type of its values.
-    pub value: fn() -> TypeId,
     /// Its default capacity, as the declaration has it.
     pub capacity: &'static str,
     pub nature: Nature,
@@ -269,7 +265,6 @@ macro_rules! described {
                 name: $name,
                 doc: concat!($($doc),*),
                 sizes: kinds::$kind::<$($record),*>::SIZES,
-                value: kinds::$kind::<$($record),*>::VALUE,
                 capacity: $capacity,
                 nature: Nature::$nature $(($family))?,
                 is_plain: kinds::$kind::<$($record),*>::IS_PLAIN,

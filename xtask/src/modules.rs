@@ -240,6 +240,12 @@ mod tests {
             for table in ["Flows", "UdpFlows", "HalfOpen"] {
                 let writes = ["insert", "remove"].map(|write| format!(".{write}::<map::{table}<N>>"));
                 assert!(writes.iter().all(|write| !text.contains(write)), "{module} writes flow tables: {table}");
+                // In place, too: the look-ups of `Tables` alone reach an entry so, and only read it.
+                let in_place = format!(".with::<map::{table}<N>");
+                assert!(
+                    module == "decide::tables" || !text.contains(&in_place),
+                    "{module} writes flow tables: {table}"
+                );
             }
             // Steps ask for functions of the programs that call `commit`.
             let through = ["reserve", "accept", "establish", "keep_entries", "from_number"];

@@ -228,7 +228,6 @@ fn begins<const N: usize>(scene: &mut Scene<N>, seen: &Seen<N>, verdict: &Verdic
 }
 
 /// Each noted outcome agrees with the record of the backend's health.
-#[allow(clippy::wildcard_enum_match_arm)]
 fn notes<const N: usize>(scene: &Scene<N>) {
     for (backend, outcome) in &scene.tables.notes {
         let is_ejected = scene.tables.health.get(backend).is_some_and(|health| health.ejected_s != 0);

@@ -32,7 +32,7 @@ pub use client_shares::ClientShares;
 pub use connections::Connections;
 pub use error::MapError;
 pub use raw::{Condition, Elements, RawCursor, RawTable};
-pub use table::{Calls, Cursor, Table, TableOf, open as open_table, open_path_read_only, open_read_only};
+pub use table::{Calls, Cursor, Table, TableOf, open as open_table, open_path_read_only};
 pub use vip_filter::{VipFilter, VipFilterReader};
 
 /// The maps of a set of tables that are plain, opened: by their types ([`lb_common::map`]).

@@ -20,7 +20,7 @@ mod opened;
 mod part;
 
 pub(super) use opened::Opened;
-pub use opened::{open, open_path_read_only, open_read_only};
+pub use opened::{open, open_path_read_only};
 pub use part::Cursor;
 
 /// Elements in one call: bounded, so that no other map user waits long.

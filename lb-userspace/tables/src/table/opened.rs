@@ -64,12 +64,7 @@ pub fn open<M: Map>(dir: &Path, calls: &Calls) -> Result<TableOf<M>, MapError> {
     at_path::<M>(pins::data(dir, M::NAME)?, &dir.join(M::NAME), calls)
 }
 
-/// Opens the map pinned in `dir`, with a descriptor that the kernel takes no writes from.
-pub fn open_read_only<M: Map>(dir: &Path) -> Result<TableOf<M>, MapError> {
-    open_path_read_only::<M>(&dir.join(M::NAME))
-}
-
-/// Opens a map that is pinned at this path, with such a descriptor.
+/// Opens a map that is pinned at this path, with a descriptor that the kernel takes no writes from.
 pub fn open_path_read_only<M: Map>(path: &Path) -> Result<TableOf<M>, MapError> {
     at_path::<M>(pins::read_only(path, M::NAME)?, path, &Calls::default())
 }

@@ -116,7 +116,7 @@ impl<const N: usize> Flows<N>
 where
     IpAddr: From<[u8; N]>,
 {
-    /// That of established connections, and that of UDP.
+    /// Opens the table of established connections, and the table of UDP flows.
     fn both(dir: &Path, calls: &Calls) -> Result<[Self; 2], MapError> {
         let tables = [open_table::<map::Flows<N>>(dir, calls)?, open_table::<map::UdpFlows<N>>(dir, calls)?];
         Ok(tables.map(|table| Self { table, adopted: 0 }))
