@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use duct::{Expression, cmd};
 
 use crate::image::binary::has_target;
+use crate::mutate::USERSPACE;
 use crate::process::run_shown;
 use crate::setup;
 use crate::test::Tally;
@@ -11,18 +12,6 @@ use crate::toolchain::clean_cargo_env;
 use crate::workspace::Workspace;
 
 const TARGET: &str = "aarch64-unknown-linux-musl";
-/// The agent, and the crates below it.
-const PACKAGES: [&str; 9] = [
-    "lb-userspace",
-    "lb-datapath",
-    "lb-model",
-    "lb-netlink",
-    "lb-objects",
-    "lb-plan",
-    "lb-source",
-    "lb-tables",
-    "lb-takeover",
-];
 /// Tests of the agent that need what user-mode emulation has not: `NETLINK_SOCK_DIAG`.
 const LEFT_OUT: &str = "sockets::holders::tests::listeners_and_unconnected_sockets_are_found_and_no_others";
 
@@ -40,7 +29,7 @@ pub fn run(workspace: &Workspace, mut count: impl FnMut(&Expression) -> Result<T
     let agent = workspace.target().join(TARGET).join("debug/ballast");
     let said = cmd!("qemu-aarch64", agent, "--version").read().unwrap_or_else(|error| error.to_string());
     let mut tally = Tally::one(&format!("the agent starts on arm64: {said}"), said.starts_with("ballast "));
-    let packages = PACKAGES.iter().flat_map(|package| ["-p", package]);
+    let packages = USERSPACE.iter().flat_map(|package| ["-p", package]);
     let arguments = ["test", "--locked", "--no-fail-fast", "--lib", "--bins", "--target", TARGET].into_iter();
     let arguments = arguments.chain(packages).chain(["--", "--skip", LEFT_OUT]);
     for tests in [

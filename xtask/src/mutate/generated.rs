@@ -18,7 +18,7 @@ use crate::workspace::Workspace;
 const PACKAGES: [(&[&str], &str); 2] = [(&["lb-common"], "--tests"), (&USERSPACE, "--lib")];
 
 /// The agent, and the crates below it.
-const USERSPACE: [&str; 9] = [
+pub const USERSPACE: [&str; 9] = [
     "lb-userspace",
     "lb-datapath",
     "lb-model",

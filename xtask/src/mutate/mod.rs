@@ -10,11 +10,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 pub use self::checkout::{Checkout, remove};
-pub use self::generated::Part;
+pub use self::generated::{Part, USERSPACE};
 pub use self::table::{Mutation, read as read_table};
 use crate::compile;
 use crate::process::say;
@@ -114,9 +114,6 @@ fn conclude(tally: &Tally) -> Result<()> {
 /// Runs a share of the seeded mutations, as a rung of the ladder.
 pub fn run_share(workspace: &Workspace, toolchain: Toolchain, built: &Built) -> Result<Tally> {
     let mutations = read(workspace)?;
-    if mutations.len() < MUTATIONS_MIN {
-        bail!("{} mutations in tests/mutations, expected at least {MUTATIONS_MIN}", mutations.len());
-    }
     let all = mutations.len();
     let share = spread(mutations);
     say(&format!("{} of {all} mutations; `cargo xtask mutate` tries all", share.len()));
@@ -146,7 +143,13 @@ fn spread(mutations: Vec<Mutation>) -> Vec<Mutation> {
 }
 
 fn read(workspace: &Workspace) -> Result<Vec<Mutation>> {
-    table::read(&workspace.root.join("tests/mutations"))
+    let mutations = table::read(&workspace.root.join("tests/mutations"))?;
+    ensure!(
+        mutations.len() >= MUTATIONS_MIN,
+        "{} mutations in tests/mutations, expected at least {MUTATIONS_MIN}",
+        mutations.len()
+    );
+    Ok(mutations)
 }
 
 /// A mutation passes if a test noticed it. One that cannot be tried fails, and the others are tried none the less.

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use duct::{Expression, cmd};
 
@@ -38,8 +38,8 @@ use crate::toolchain::clean_cargo_env;
 use crate::workspace::{Workspace, is_root};
 
 /// The variables that tests read: the form, and the seed of random tests.
-const FORM: &str = "BALLAST_FORM";
-const SEED: &str = "BALLAST_TEST_SEED";
+pub const FORM: &str = "BALLAST_FORM";
+pub const SEED: &str = "BALLAST_TEST_SEED";
 
 /// So many rungs with networks run at a time: they mostly wait, or have the kernel verify programs.
 const NETWORK_LANES: u32 = 3;
@@ -220,19 +220,23 @@ impl Run<'_> {
 
     fn measured(&self, rung: &Rung, is_shown: bool) -> Result<Measured> {
         let xtask = std::env::current_exe().context("the path of xtask itself")?;
+        let again = self.args.again.then_some("--again");
         let filter = self.args.filter.iter().flat_map(|filter| ["--", filter]);
-        let words = ["rung", &rung.name, "--run", &self.id].into_iter().chain(filter);
+        let words = ["rung", &rung.name, "--run", &self.id].into_iter().chain(again).chain(filter);
         let command = cmd(xtask, words).env(FORM, form(self.args.long)).env(SEED, self.seed.to_string());
-        if is_shown {
-            run_watched(&rung.name, &command, |line| self.running.line(&rung.name, line))?;
+        let ended = if is_shown {
+            run_watched(&rung.name, &command, |line| self.running.line(&rung.name, line))?
         } else {
             let mut lines = Vec::new();
-            run_unseen(&rung.name, &command, |line| {
+            let ended = run_unseen(&rung.name, &command, |line| {
                 self.running.line(&rung.name, line);
                 lines.push(line.to_owned());
             })?;
             println!("{}", lines.join("\n"));
-        }
+            ended
+        };
+        // A run of the same seed may have left a result.
+        ensure!(ended, "it did not end");
         kept(self.workspace, &format!("rung-{}", rung.name), &self.id).context("it did not end")
     }
 
@@ -242,7 +246,7 @@ impl Run<'_> {
             && self.args.long
             && self.args.filter.is_none()
             && last.passed()
-            && !self.source.tree.is_empty()
+            && self.source.is_still_of(self.workspace)
         {
             keep(self.workspace, &format!("long-{}", last.name), &self.source.tree, last)?;
         }

@@ -62,10 +62,26 @@ impl Source {
         Self::from_git(workspace).unwrap_or_else(|_| Self { is_dirty: true, ..Self::default() })
     }
 
+    /// Whether the files still hold what they held: what was found out of them may be kept.
+    pub fn is_still_of(&self, workspace: &Workspace) -> bool {
+        !self.tree.is_empty() && Self::of(workspace).tree == self.tree
+    }
+
+    /// The user's index and objects stay as they are.
     fn from_git(workspace: &Workspace) -> Result<Self> {
-        let index = folder(workspace)?.join("index");
-        let git =
-            |words: &[&str]| cmd("git", words).dir(&workspace.root).env("GIT_INDEX_FILE", &index).stderr_null().read();
+        let folder = tempfile::tempdir_in(folder(workspace)?)?;
+        let (index, objects) = (folder.path().join("index"), folder.path().join("objects"));
+        fs::create_dir(&objects)?;
+        let common = cmd!("git", "rev-parse", "--path-format=absolute", "--git-path", "objects");
+        let common = common.dir(&workspace.root).stderr_null().read()?;
+        let git = |words: &[&str]| {
+            let command = cmd("git", words).dir(&workspace.root).env("GIT_INDEX_FILE", &index);
+            command
+                .env("GIT_OBJECT_DIRECTORY", &objects)
+                .env("GIT_ALTERNATE_OBJECT_DIRECTORIES", &common)
+                .stderr_null()
+                .read()
+        };
         git(&["add", "--all"])?;
         let [tree, commit, committed] =
             [git(&["write-tree"])?, git(&["rev-parse", "HEAD"])?, git(&["rev-parse", "HEAD^{tree}"])?];

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::TestArgs;
 use super::binaries::{Module, modules};
+use crate::process::say;
 use crate::setup::Level;
 use crate::{arm64, mutate};
 
@@ -149,6 +150,9 @@ pub fn select(mut all: Vec<Rung>, args: &TestArgs) -> Result<Vec<Rung>> {
             let known: Vec<&str> = all.iter().map(|rung| &*rung.name).collect();
             bail!("no rung is called {name:?}; there are: {}", known.join(", "));
         }
+    }
+    if args.long && args.rungs.is_empty() && !arm64::is_possible() {
+        say("arm64 is left out: the standard library for it cannot be had here");
     }
     all.retain(|rung| match &*args.rungs {
         [] if args.quick => rung.is_quick,

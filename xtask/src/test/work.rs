@@ -29,6 +29,9 @@ pub struct RungArgs {
     /// The run of the ladder that it is part of.
     #[arg(long)]
     run: String,
+    /// Keep nothing of what passed before.
+    #[arg(long)]
+    again: bool,
     #[arg(last = true)]
     filter: Option<String>,
 }
@@ -42,7 +45,7 @@ pub fn run(workspace: &Workspace, args: &RungArgs) -> Result<()> {
     let rung = ladder(&workspace.root, is_long)?.into_iter().find(|rung| rung.name == args.rung);
     let rung = rung.with_context(|| format!("no rung is called {:?}", args.rung))?;
     let built = kept(workspace, "built", &args.run).context("the tests were not built")?;
-    let work = Work { workspace, built, is_long, filter: args.filter.as_deref() };
+    let work = Work { workspace, built, is_long, again: args.again, filter: args.filter.as_deref() };
     let mut tally = work.tally(&rung).unwrap_or_else(|error| Tally::one(&format!("{}: {error:#}", rung.name), false));
     if tally.passed + tally.failed == 0 {
         tally = Tally::one(&format!("{}: ran no test", rung.name), false);
@@ -55,6 +58,7 @@ struct Work<'a> {
     workspace: &'a Workspace,
     built: Built,
     is_long: bool,
+    again: bool,
     filter: Option<&'a str>,
 }
 
@@ -118,16 +122,21 @@ impl Work<'_> {
         if !self.is_long {
             return mutate::run_share(self.workspace, toolchain, &self.built);
         }
-        let tree = Source::of(self.workspace).tree;
+        let source = Source::of(self.workspace);
         let mut total = Tally::default();
         for part in mutate::Part::all() {
             let name = format!("long-mutations-{part}");
-            let tally = match kept::<Tally>(self.workspace, &name, &tree) {
-                Some(tally) if tally.failed == 0 && !tree.is_empty() => tally,
-                _ => mutate::run_part(self.workspace, toolchain, &self.built, part)?,
+            let before = kept::<Tally>(self.workspace, &name, &source.tree);
+            total += match before.filter(|before| before.failed == 0 && !self.again && !source.tree.is_empty()) {
+                Some(tally) => tally,
+                None => {
+                    let tally = mutate::run_part(self.workspace, toolchain, &self.built, part)?;
+                    if source.is_still_of(self.workspace) {
+                        keep(self.workspace, &name, &source.tree, &tally)?;
+                    }
+                    tally
+                }
             };
-            keep(self.workspace, &name, &tree, &tally)?;
-            total += tally;
         }
         Ok(total)
     }
