@@ -144,6 +144,8 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
                 Established::Yes if backend.generation != 0 => {
                     outlier::answered(tables, work.connection.reply.flow.backend, backend.generation, now);
                 }
+                // Two datagrams that came at once have each made a reply entry, and the client waits for both answers.
+                Established::Late if work.packet.is_udp() => {}
                 Established::Yes => {}
                 Established::Late => work.verdict.late(&work.packet, work.connection.reply.flow.backend),
                 Established::Full => {

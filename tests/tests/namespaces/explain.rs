@@ -93,12 +93,15 @@ fn each_backend_that_takes_nothing_has_its_reason_and_connections_their_backend(
         (3, "unready"),
     ];
     eventually("the tables hold all states", SOON, || {
-        let is_there = |(index, reason): &(usize, &str)| {
-            let (_, explained) = explain(&agent, &client(&fixture, to[0], 0).replace(":0", ""), &to[0].to_string());
+        let is_there = |to: SocketAddr| {
+            let (_, explained) = explain(&agent, &client(&fixture, to, 0).replace(":0", ""), &to.to_string());
             let all = explained["candidates"].as_array().unwrap().clone();
-            all.iter().any(|one| one["address"] == backend(&fixture, *index, to[0]) && one["reason"] == *reason)
+            let has = |(index, reason): &(usize, &str)| {
+                all.iter().any(|one| one["address"] == backend(&fixture, *index, to) && one["reason"] == *reason)
+            };
+            expected.iter().all(has)
         };
-        expected.iter().all(is_there).then_some(())
+        to.iter().all(|to| is_there(*to)).then_some(())
     });
     for is_alive in [true, false] {
         if !is_alive {
