@@ -275,7 +275,7 @@ fn of_an_answer_that_crosses_the_retry_and_the_next_ones_one_goes_to_the_client(
 #[test]
 fn of_two_datagrams_at_once_each_gets_its_answer() -> Result<()> {
     let [short, long] = PAIRS;
-    rounds("datagrams", lb_seed::short_or_long(short, long / 10), |link, number| {
+    rounds("datagrams", lb_seed::short_or_long(short / 2, long / 10), |link, number| {
         link.pass_second()?;
         // A client that nobody has heard of before.
         let [.., third, last] = number.to_be_bytes();
