@@ -54,10 +54,10 @@ pub fn copy(
     (old_description, new_description): (&Description, &Description),
     pass: Pass,
 ) -> Result<Copied, LayoutError> {
-    let (from, to) = (description(old_description, map)?, description(new_description, map)?);
+    let (from, to) = (old_description.map(map)?, new_description.map(map)?);
     let open = |set: &Path| RawTable::open(&set.join(map)).map_err(LayoutError::access("open", map));
     let (old, new) = (open(old)?, open(new)?);
-    let is_array = room::is_array(to);
+    let is_array = to.is_array();
     let mut copied = Copied::default();
     if is_array && pass == Pass::Again {
         return Ok(copied);
@@ -186,9 +186,4 @@ pub(super) fn converter(
         let reason = super::error::difference(&error.field, Some(error.old), Some(error.new));
         LayoutError::Access { map: map.to_owned(), action: "convert", source: io::Error::other(reason) }
     })
-}
-
-pub(super) fn description<'a>(set: &'a Description, map: &str) -> Result<&'a MapDescription, LayoutError> {
-    let missing = || io::Error::other("the set does not describe it");
-    set.maps.get(map).ok_or_else(|| LayoutError::Access { map: map.to_owned(), action: "convert", source: missing() })
 }

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, io, path::Path};
 
-use aya_obj::Map;
+use aya_obj::{Map, generated::bpf_map_type};
 use lb_common::{
     abi::{ABI_VERSION, map_name},
     limits::LAYOUT_BYTES,
@@ -47,7 +47,21 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
+impl MapDescription {
+    pub(super) fn is_array(&self) -> bool {
+        [bpf_map_type::BPF_MAP_TYPE_ARRAY, bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY]
+            .into_iter()
+            .any(|kind| kind as u32 == self.kind)
+    }
+}
+
 impl Description {
+    /// What the set says about one map. Refused if it says nothing.
+    pub(super) fn map(&self, name: &str) -> Result<&MapDescription, LayoutError> {
+        let missing = || io::Error::other("the set does not describe it");
+        self.maps.get(name).ok_or_else(|| LayoutError::access("convert", name)(missing()))
+    }
+
     /// The maps that the programs of this object want, with the sizes asked for; `None`: as the object declares them. Needs no privilege.
     pub fn of_object(elf: &[u8], sizes: impl Fn(&str) -> Option<u32>) -> Result<Self, LayoutError> {
         let unusable = |reason: String| LayoutError::Object { reason };

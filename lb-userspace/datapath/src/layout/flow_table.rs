@@ -2,16 +2,20 @@
 
 use std::{io, path::Path};
 
+use lb_common::abi::half_open_flags;
+
 use super::{
     Description, LayoutError,
     convert::{Converter, Misfit},
-    copy::{converter, description},
+    copy::converter,
     flow_fields::FlowFields,
     merge::Merge,
-    reserve::BLOCKER,
     tags,
 };
 use lb_tables::{Condition, RawTable};
+
+/// Bits of [`HalfOpen::flags`](lb_common::abi::HalfOpen::flags) of an entry that keeps a tuple: see [`super::reserve`].
+const BLOCKER: u8 = half_open_flags::SECOND;
 
 #[derive(Debug)]
 pub(super) struct FlowTable {
@@ -35,7 +39,7 @@ impl FlowTable {
         descriptions: (&Description, &Description),
     ) -> Result<Self, LayoutError> {
         let open = |set: &Path| RawTable::open(&set.join(map)).map_err(LayoutError::access("open", map));
-        let (from, to) = (&description(descriptions.0, map)?.value, &description(descriptions.1, map)?.value);
+        let (from, to) = (&descriptions.0.map(map)?.value, &descriptions.1.map(map)?.value);
         let fields = |record| {
             FlowFields::new(record).map_err(|field| LayoutError::Layout {
                 map: map.to_owned(),

@@ -10,7 +10,6 @@ use lb_common::abi::UDP;
 
 use super::{
     Description, LayoutError,
-    copy::description,
     fates::moving_flows,
     flow_fields::{FlowFields, KeyFields},
     flow_table::FlowTable,
@@ -153,7 +152,7 @@ impl MovedTables {
         descriptions: (&Description, &Description),
     ) -> Result<Self, LayoutError> {
         let [flows, udp_flows, half_open] = family.flow_tables();
-        let keys = KeyFields::new(&description(descriptions.1, flows)?.key).map_err(|field| LayoutError::Layout {
+        let keys = KeyFields::new(&descriptions.1.map(flows)?.key).map_err(|field| LayoutError::Layout {
             map: flows.to_owned(),
             old: descriptions.0.abi,
             new: descriptions.1.abi,
@@ -263,7 +262,7 @@ impl MovedTables {
 pub fn handshake_state_at(set: &Description) -> Result<[u32; 2], LayoutError> {
     let of = |family: Family| {
         let [.., half_open] = family.flow_tables();
-        let fields = FlowFields::new(&description(set, half_open)?.value);
+        let fields = FlowFields::new(&set.map(half_open)?.value);
         let missing = |field| LayoutError::Layout {
             map: half_open.to_owned(),
             old: set.abi,

@@ -3,8 +3,6 @@
 //! The new programs take a tuple if they can write their entry under it among the handshakes. So an entry is put there that no look-up takes for one:
 //! its tag is no key's, and gates see a note in it.
 
-use lb_common::abi::half_open_flags;
-
 use super::{
     LayoutError,
     mover::{FlowMover, MovedTables},
@@ -63,6 +61,3 @@ impl MovedTables {
         whole.map(drop).map_err(table.failed())
     }
 }
-
-/// Bits of [`HalfOpen::flags`](lb_common::abi::HalfOpen::flags) of such an entry.
-pub(super) const BLOCKER: u8 = half_open_flags::SECOND;

@@ -2,12 +2,10 @@
 
 use std::path::Path;
 
-use aya_obj::generated::bpf_map_type;
 use lb_common::abi::map_name;
 
 use super::{
     Description, LayoutError, MapDescription,
-    copy::description,
     tables::{self, Nature},
 };
 use lb_tables::RawTable;
@@ -43,7 +41,7 @@ fn used(set: &Path, old: &Description, map: &str, from: &MapDescription) -> Resu
         | map_name::SOCKETS4
         | map_name::SOCKETS6 => count(&open()?, map),
         _ if tables::nature(map) != Nature::Planned => Ok(0),
-        _ if is_array(from) => last(&open()?, map, |value| value.iter().any(|byte| *byte != 0)),
+        _ if from.is_array() => last(&open()?, map, |value| value.iter().any(|byte| *byte != 0)),
         _ => count(&open()?, map),
     }
 }
@@ -78,7 +76,7 @@ fn slots(set: &Path, old: &Description) -> Result<u64, LayoutError> {
     const RANGES: [(&str, &str); 2] = [("slot_base", "slot_count"), ("external_base", "external_count")];
     let mut used = 0;
     for map in [map_name::SERVICES4, map_name::SERVICES6] {
-        let value = &description(old, map)?.value;
+        let value = &old.map(map)?.value;
         let table = RawTable::open(&set.join(map)).map_err(LayoutError::access("open", map))?;
         let whole = table.each_part(|part| {
             for service in part.values.chunks_exact(table.value_size().max(1)) {
@@ -92,10 +90,4 @@ fn slots(set: &Path, old: &Description) -> Result<u64, LayoutError> {
         whole.map_err(LayoutError::access("count", map))?;
     }
     Ok(used)
-}
-
-pub(super) fn is_array(map: &MapDescription) -> bool {
-    [bpf_map_type::BPF_MAP_TYPE_ARRAY, bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY]
-        .into_iter()
-        .any(|kind| kind as u32 == map.kind)
 }

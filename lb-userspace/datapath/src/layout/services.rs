@@ -4,13 +4,13 @@ use std::{collections::BTreeSet, path::Path};
 
 use lb_common::abi::map_name;
 
-use super::{Description, LayoutError, copy::description};
+use super::{Description, LayoutError};
 use lb_tables::RawTable;
 
 /// Services by their namespace and name. None: the set does not describe itself yet.
 pub fn services(set: &Path) -> Result<usize, LayoutError> {
     let Some(described) = Description::read(set)? else { return Ok(0) };
-    let value = &description(&described, map_name::NAMES)?.value;
+    let value = &described.map(map_name::NAMES)?.value;
     let table = RawTable::open(&set.join(map_name::NAMES)).map_err(LayoutError::access("open", map_name::NAMES))?;
     let mut services = BTreeSet::new();
     let whole = table.each_part(|part| {
