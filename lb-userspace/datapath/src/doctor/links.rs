@@ -9,11 +9,14 @@ use netlink_packet_route::{
     route::RouteMessage,
 };
 
-use super::{Finding, Level, Wishes, offload};
+use super::{
+    finding::{Finding, Level, Wishes},
+    offload,
+};
 use crate::{
     DatapathError,
+    error::netlink_thread,
     net::{Net, Wanted},
-    netlink_thread,
     point::Role,
     serving,
     settings::{SocketLb, XdpMode},
@@ -24,12 +27,12 @@ use lb_model::{Family, Mode};
 const LEAST: [(Family, u32, u32); 2] = [(Family::V4, 576, 20), (Family::V6, 1_280, 40)];
 
 /// A link to the outside.
-pub(super) struct Outside {
-    pub wanted: Wanted,
-    pub mtu: u32,
+struct Outside {
+    wanted: Wanted,
+    mtu: u32,
     /// Index of the other end of a pair, in its own namespace.
-    pub peer: Option<u32>,
-    pub families: Vec<Family>,
+    peer: Option<u32>,
+    families: Vec<Family>,
 }
 
 /// Everything about links.
@@ -49,7 +52,9 @@ pub(super) fn examine(wishes: &Wishes) -> Vec<Finding> {
     for link in &links {
         findings.push(forwarding(link));
         findings.push(reverse_path(link, wishes.socket_lb, reverse_path_filter));
-        findings.push(xdp(link, wishes.xdp_mode, |link| offload::of_peer(link, &wishes.namespaces)));
+        findings.push(xdp(link, wishes.xdp_mode, |link| {
+            offload::of_peer(link.peer, link.wanted.peer_netns_id, &wishes.namespaces)
+        }));
         if wishes.mode != Mode::Snat {
             findings.push(room(link));
         }

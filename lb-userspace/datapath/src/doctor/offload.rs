@@ -13,7 +13,6 @@ use netlink_packet_route::{
 use netlink_sys::protocols::NETLINK_ROUTE;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::links::Outside;
 use crate::net::name_of;
 use lb_netlink::Socket;
 
@@ -37,10 +36,10 @@ struct EthtoolValue {
     data: u32,
 }
 
-/// Asks the other end of this link, which is here or in one of these namespaces.
-pub(super) fn of_peer(link: &Outside, namespaces: &[File]) -> Peer {
-    let Some(peer) = link.peer else { return Peer::Unseen };
-    let asked = match link.wanted.peer_netns_id {
+/// Asks the other end of a link: its index, and its namespace by the id that this one has for it. It is here or in one of these namespaces.
+pub(super) fn of_peer(peer: Option<u32>, netns_id: i32, namespaces: &[File]) -> Peer {
+    let Some(peer) = peer else { return Peer::Unseen };
+    let asked = match netns_id {
         // Both ends are here.
         id if id < 0 => ask(peer),
         id => match namespaces.iter().find(|file| id_of(file).is_ok_and(|found| found == Some(id))) {

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Finding, Level};
+use super::finding::{Finding, Level};
 use lb_takeover::netfilter::{Leftovers, translated_connections};
 
 /// What was seen of others.
