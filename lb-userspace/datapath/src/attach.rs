@@ -14,11 +14,11 @@ use super::{
     bpf_link::{self, BpfLink, LinkTarget},
     clsact,
     features::TcMechanism,
-    load::Kernel,
+    loaded::Loaded,
     net::Wanted,
     pins::Pins,
     point::Point,
-    programs::Loaded,
+    programs::Programs,
     settings::XdpMode,
 };
 
@@ -130,12 +130,12 @@ impl Attacher {
 
     /// Attaches what the interface should have, and takes off what it should not, up to the first failure or the first program that
     /// is not loaded yet.
-    pub async fn ensure(&mut self, handle: &mut Handle, kernel: &Kernel, wanted: &Wanted) {
+    pub async fn ensure(&mut self, handle: &mut Handle, programs: &Programs, wanted: &Wanted) {
         for point in Point::ALL {
             let key = (wanted.ifindex, point);
             let done = match self.program(wanted, point) {
                 Some(name) if self.attached.get(&key).is_some_and(|there| there.program == name) => continue,
-                Some(name) => match kernel.programs.at_hook(name) {
+                Some(name) => match programs.at_hook(name) {
                     Some(program) => self.attach(handle, wanted, point, name, program).await.map_err(Some),
                     None => Err(None),
                 },
@@ -149,7 +149,7 @@ impl Attacher {
                 }
                 Err(Some(error)) if error.is_gone() => continue,
                 Err(Some(error)) => error.to_string(),
-                Err(None) => match self.ask_for(wanted, point, kernel) {
+                Err(None) => match self.ask_for(wanted, point, programs) {
                     Some(refusal) => refusal,
                     None => return,
                 },
@@ -181,10 +181,10 @@ impl Attacher {
     }
 
     /// Notes that an interface needs a program that is not in the kernel. The answer says why, if the kernel refused it.
-    fn ask_for(&mut self, wanted: &Wanted, point: Point, kernel: &Kernel) -> Option<String> {
+    fn ask_for(&mut self, wanted: &Wanted, point: Point, programs: &Programs) -> Option<String> {
         let name = wanted.role.program(point, wanted.ethernet)?;
         self.missing.insert(name);
-        kernel.programs.refusal(name).map(str::to_owned)
+        programs.refusal(name).map(str::to_owned)
     }
 
     /// Takes everything of ours off an interface that is still there.

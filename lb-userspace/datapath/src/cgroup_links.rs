@@ -12,27 +12,12 @@ use super::{
     DatapathError,
     bpf_link::{self, BpfLink, LinkTarget},
     cgroup::CgroupRoot,
-    faults::Fault,
+    fault::Fault,
     pins::{Created, Pins},
-    programs::Programs,
+    programs::{Programs, SOCKET_PROGRAMS},
 };
 
-/// Each socket program and where it is attached.
-pub(super) const PROGRAMS: [(&str, At); 11] = [
-    ("connect4", At::BPF_CGROUP_INET4_CONNECT),
-    ("connect6", At::BPF_CGROUP_INET6_CONNECT),
-    ("sendmsg4", At::BPF_CGROUP_UDP4_SENDMSG),
-    ("sendmsg6", At::BPF_CGROUP_UDP6_SENDMSG),
-    ("recvmsg4", At::BPF_CGROUP_UDP4_RECVMSG),
-    ("recvmsg6", At::BPF_CGROUP_UDP6_RECVMSG),
-    ("getpeername4", At::BPF_CGROUP_INET4_GETPEERNAME),
-    ("getpeername6", At::BPF_CGROUP_INET6_GETPEERNAME),
-    ("post_bind4", At::BPF_CGROUP_INET4_POST_BIND),
-    ("post_bind6", At::BPF_CGROUP_INET6_POST_BIND),
-    ("sock_release", At::BPF_CGROUP_INET_SOCK_RELEASE),
-];
-
-/// Those of them that only look entries up or remove them: two of each may be attached, each with tables of its own.
+/// The socket programs that only look entries up or remove them: two of each may be attached, each with tables of its own.
 const READERS: [&str; 5] = ["recvmsg4", "recvmsg6", "getpeername4", "getpeername6", "sock_release"];
 
 /// Attaches all of them, or replaces the programs of the links that are there.
@@ -42,7 +27,7 @@ pub(super) fn attach(
     pins: &Pins,
     created: &mut Created,
 ) -> Result<(), DatapathError> {
-    for (name, attach_type) in PROGRAMS {
+    for (name, attach_type) in SOCKET_PROGRAMS {
         let program = programs.get(name).ok_or_else(|| missing(name))?;
         link(root, (name, attach_type), program.descriptor(), pins, &pins.cgroup(name), created)?;
     }
@@ -65,7 +50,8 @@ pub(super) fn switch(
         let program = program(name)?.ok_or_else(|| missing(name))?;
         link(root, (name, attach_type), program.as_fd(), pins, path, &mut created)
     };
-    let (readers, writers): (Vec<_>, Vec<_>) = PROGRAMS.into_iter().partition(|(name, _)| READERS.contains(name));
+    let (readers, writers): (Vec<_>, Vec<_>) =
+        SOCKET_PROGRAMS.into_iter().partition(|(name, _)| READERS.contains(name));
     readers.iter().try_for_each(|one| put(*one, &pins.second_cgroup(one.0)))?;
     writers.iter().try_for_each(|one| put(*one, &pins.cgroup(one.0)))?;
     move_entries()?;
@@ -121,7 +107,7 @@ pub(super) fn faults(root: &CgroupRoot, programs: &Programs, pins: &Pins) -> Vec
         let place = format!("cgroup {}", root.path.display());
         (hangs.map(|facts| facts.program_id) != wanted).then(|| Fault::of_program(name, &place, hangs.is_some()))
     };
-    PROGRAMS.into_iter().filter_map(look).collect()
+    SOCKET_PROGRAMS.into_iter().filter_map(look).collect()
 }
 
 /// Detaches all of them: socket load balancing was turned off.

@@ -10,10 +10,11 @@ use lb_common::abi::map_name;
 use serde::Serialize;
 
 use super::{
-    DatapathError, bpf_link, bpffs, clsact, features,
+    DatapathError, bpf_link, bpffs, clsact,
+    error::netlink_thread,
+    features,
     lock::{AgentLock, lock_file},
     net::name_of,
-    netlink_thread,
     pins::Pins,
     point::Point,
     program_pins, sets,

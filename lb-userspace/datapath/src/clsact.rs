@@ -7,7 +7,7 @@ use netlink_packet_route::{
 };
 use rtnetlink::Handle;
 
-use super::{DatapathError, bpf_link::descriptor, point::Point, programs::Loaded};
+use super::{DatapathError, bpf_link::descriptor, loaded::Loaded, point::Point};
 use lb_netlink::{route::request, unless};
 
 /// Place among the filters: before the 49152 that tc gives to filters without one, behind those with a low number.

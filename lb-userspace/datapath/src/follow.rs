@@ -12,7 +12,8 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
     Datapath, DatapathError,
-    faults::{self, Fault},
+    fault::Fault,
+    faults,
     net::{Effect, Net, name_of},
     serving, sources, switch,
 };
@@ -171,7 +172,7 @@ impl Datapath {
         }
         for link in wanted.values() {
             match self.links.map(&mut self.kernel, link) {
-                Ok(()) => self.attacher.ensure(handle, &self.kernel, link).await,
+                Ok(()) => self.attacher.ensure(handle, &self.kernel.programs, link).await,
                 Err(error) => troubles.push(format!("{}: {error}", link.name)),
             }
             // Each attachment waits for an RCU grace period: let others run in between.

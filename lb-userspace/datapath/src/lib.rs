@@ -4,6 +4,9 @@
 //! [`Datapath::follow_links`] waits for these, and attaches them to the cgroup and to the interfaces. Everything attached is pinned
 //! (or, for clsact, kept by its qdisc), so traffic flows while no agent runs, and the next agent replaces programs in place.
 //!
+//! The files that a [`Datapath`] is made of know nothing of it. Those with a part of its `impl` import this one: `open` and `loading` start it,
+//! `follow` runs it, `publish` and `faults` report, and `switch::stages` goes on with a switch.
+//!
 //! What a kernel must have is found out by loading; [`Feature`] names what is done without where it is missing.
 
 mod attach;
@@ -17,13 +20,16 @@ mod clsact;
 pub mod doctor;
 mod error;
 mod fast_path;
+mod fault;
 mod faults;
 mod features;
 mod follow;
 pub mod layout;
 mod links;
 mod load;
+mod loaded;
 mod loading;
+mod loads;
 mod lock;
 mod map_definition;
 mod net;
@@ -37,6 +43,7 @@ mod program_array;
 mod program_log;
 mod program_pins;
 mod programs;
+mod publish;
 mod reconciled_tables;
 mod reports;
 mod serving;
@@ -58,7 +65,7 @@ use tokio::sync::{mpsc, watch};
 use attach::Attacher;
 use links::Links;
 use load::Kernel;
-use loading::Loads;
+use loads::Loads;
 use lock::AgentLock;
 pub use lock::{check_alone, running_agent};
 pub use net::name_of;
@@ -71,9 +78,8 @@ use switch::Switching;
 pub use attach::{Attachment, How};
 pub use cleanup::{Removed, RunFolder, cleanup, cleanup_after};
 pub use error::DatapathError;
-use error::netlink_thread;
 pub use fast_path::FastPathStatus;
-pub use faults::{Auditor, Fault};
+pub use fault::{Auditor, Fault};
 pub use features::{Feature, TcMechanism, kernel_release};
 pub use load::{Constant, as_loaded};
 pub use object::is_embedded;
@@ -115,7 +121,7 @@ pub struct Datapath {
     loads: Loads,
     reports: Reports,
     surroundings: (watch::Sender<Surroundings>, watch::Receiver<Surroundings>),
-    questions: (mpsc::Sender<faults::Request>, mpsc::Receiver<faults::Request>),
+    questions: (mpsc::Sender<fault::Request>, mpsc::Receiver<fault::Request>),
     _lock: AgentLock,
 }
 

@@ -3,7 +3,7 @@
 use std::{
     fs,
     hash::{BuildHasher as _, Hasher as _, RandomState},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use aya::{
@@ -21,12 +21,13 @@ use super::{
     DatapathError,
     fast_path::{BridgePorts, Word},
     features::{Feature, namespace_cookie},
+    loads::Loading,
     map_definition, object,
     pins::{Created, Pins},
     program_array::{self, ProgramArray},
     program_log::ProgramLog,
     program_pins::{self, ProgramPins},
-    programs::{Loading, Programs},
+    programs::Programs,
     settings::{DatapathSettings, FastPath, most_half_open, socket_lb_number},
     switch::{Begun, Prepared},
 };
@@ -198,19 +199,6 @@ fn number<T: aya::Pod>(value: T) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) }.to_vec()
 }
 
-/// Makes those maps of a set that are not pinned in it yet.
-pub(super) fn make_maps(settings: &DatapathSettings, set: &Path, elf: &[u8]) -> Result<(), DatapathError> {
-    let mut loader = EbpfLoader::new();
-    loader.btf(None);
-    for name in map_name::ALL {
-        loader.map_pin_path(name, set.join(name));
-        if let Some(entries) = settings.entries(name) {
-            loader.map_max_entries(name, entries);
-        }
-    }
-    Ok(loader.load(elf).map(drop)?)
-}
-
 /// Pins of the gates' maps: their own, and tables of the set in force.
 fn gate_maps(begun: &Begun) -> Vec<(&'static str, PathBuf)> {
     let own = [gate::WORD, gate::TC, gate::XDP].map(|name| (name, begun.folder.map(name)));
@@ -231,7 +219,7 @@ pub(super) fn load(
     for (name, path) in map_name::ALL.map(|name| (name, pins.map(name))) {
         let map_definition = shapes.get(name).ok_or_else(|| missing(name))?;
         match map_definition::check_pin(name, &path, map_definition) {
-            Err(DatapathError::MapMismatch { field: "max_entries", .. }) if is_resizable(name) => {
+            Err(DatapathError::MapMismatch { field: "max_entries", .. }) if map_definition::is_resizable(name) => {
                 outgrown.push(path.clone());
             }
             checked => checked?,
@@ -271,12 +259,6 @@ pub(super) fn load(
     let first = programs.first(settings.socket_lb, settings.program_log_level != 0);
     let loading = Loading::begin(first, program_pins.clone(), move || Ok(ebpf))?;
     Ok((Kernel { programs, recipe, program_pins, links, peer_macs, fast_path, bridge_ports, log }, loading))
-}
-
-/// Whether another map of another size may take the place of this one: `--flow-counters` and `--connect-times` change it, and a version that knows
-/// more outcomes.
-pub(super) fn is_resizable(map: &str) -> bool {
-    lb_common::maps::table(map).is_some_and(|table| table.is_resizable)
 }
 
 /// Maps that are no tables: what floods, rate limits and neighbours are judged by. The object's digest is part of the pin, since another

@@ -1,42 +1,8 @@
-//! The programs on their way into the kernel: those of the start, and those that an interface asks for later.
+//! The data path takes over programs as they come into the kernel: those of the start, and those that an interface asks for later.
 
 use tokio::time::Instant;
 
-use super::{
-    Datapath, DatapathError, cgroup_links,
-    pins::Created,
-    programs::{Loading, Outcomes},
-};
-
-/// The programs on their way into the kernel.
-#[derive(Debug)]
-pub(super) struct Loads {
-    /// Until all programs are in the kernel: what this start has made, and takes back if one is refused.
-    first: Option<(Loading, Created)>,
-    /// Programs that an interface asked for while the data path was running.
-    later: Option<Loading>,
-}
-
-impl Loads {
-    pub fn new(first: Loading, created: Created) -> Self {
-        Self { first: Some((first, created)), later: None }
-    }
-
-    /// Whether no interface waits for programs.
-    pub fn is_idle(&self) -> bool {
-        self.later.is_none()
-    }
-
-    /// Waits for programs that interfaces asked for, for ever if there are none.
-    pub async fn end_later(&mut self) -> (Loading, Result<Outcomes, DatapathError>) {
-        let Some(loading) = &mut self.later else { return std::future::pending().await };
-        let outcomes = loading.end().await;
-        match self.later.take() {
-            Some(loading) => (loading, outcomes),
-            None => std::future::pending().await,
-        }
-    }
-}
+use super::{Datapath, DatapathError, cgroup_links, loaded::Outcomes, loads::Loading};
 
 impl Datapath {
     /// Waits until the first programs are in the kernel, and attaches those of the sockets.

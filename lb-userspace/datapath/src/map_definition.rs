@@ -57,6 +57,12 @@ pub(super) fn check_pin(map: &str, path: &Path, expected: &MapDefinition) -> Res
     }
 }
 
+/// Whether another map of another size may take the place of this one: `--flow-counters` and `--connect-times` change it, and a version that knows
+/// more outcomes.
+pub(super) fn is_resizable(map: &str) -> bool {
+    lb_common::maps::table(map).is_some_and(|table| table.is_resizable)
+}
+
 /// Refuses tables written by a version with other records. Its shape is checked before.
 pub(super) fn check_version(path: &Path) -> Result<(), DatapathError> {
     if !path.exists() {

@@ -10,7 +10,7 @@ use super::{
     beside, bpffs, cgroup, fast_path, features,
     links::Links,
     load,
-    loading::Loads,
+    loads::Loads,
     lock::AgentLock,
     net,
     node_addresses::NodeAddresses,

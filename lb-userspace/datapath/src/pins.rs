@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{DatapathError, point::Point, sets::IN_FORCE};
+use super::{DatapathError, point::Point};
+
+/// Name of the link to the set of tables in force.
+pub(super) const IN_FORCE: &str = "tables";
 
 /// Paths under `<bpffs>/ballast/`.
 #[derive(Clone, Debug)]

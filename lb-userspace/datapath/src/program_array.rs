@@ -11,7 +11,7 @@ use std::{
 pub(super) use lb_common::abi::map_name::{TC_PROGRAMS as TC, XDP_PROGRAMS as XDP};
 use lb_common::stages::{TcStage, XdpStage};
 
-use super::{DatapathError, Fault, bpf_link, programs::Loaded};
+use super::{DatapathError, bpf_link, fault::Fault, loaded::Loaded};
 
 /// The slots of one array, with the programs that belong there.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use aya::{maps::MapInfo, programs::ProgramInfo};
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::{DatapathError, bpf_link, programs::Loaded};
+use super::{DatapathError, bpf_link, loaded::Loaded};
 
 /// Bytes of the digest in a name.
 const DIGEST_BYTES: usize = 8;

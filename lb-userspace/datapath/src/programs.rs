@@ -1,68 +1,47 @@
-//! The programs: taken from the pins of an earlier start, or verified by the kernel, several at a time, beside everything else.
+//! Which programs there are, which of them are in the kernel, and which the kernel refused.
 //!
 //! A start loads what every node needs: the entry programs of usual links, and the programs that these tail call ([`super::program_array`]).
 //! The others are loaded when the first interface asks for them: most nodes have no tunnel without Ethernet, no bridge, or no XDP.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    sync::{Mutex, PoisonError},
-    thread,
     time::Duration,
 };
 
-use aya::{
-    Ebpf,
-    programs::{Program, ProgramInfo},
-};
+use aya_obj::generated::bpf_attach_type as At;
 use lb_common::switch::GATES;
-use tokio::{sync::oneshot, time::Instant};
+use tokio::time::Instant;
 
 use super::{
-    DatapathError, cgroup_links,
+    DatapathError,
+    loaded::{Loaded, Outcomes},
     program_array::{self, ProgramArray},
     program_pins::ProgramPins,
     settings::SocketLb,
 };
 
-/// The entry programs at tc and XDP; those of [`cgroup_links::PROGRAMS`] come with socket load balancing.
+/// The entry programs at tc and XDP.
 pub(super) const INTERFACE_PROGRAMS: [&str; 8] =
     ["pod_in", "pod_out", "bridge_in", "node_in", "node_out", "node_in_l3", "node_out_l3", "xdp_node"];
+/// Each socket program and where it is attached: these come with socket load balancing.
+pub(super) const SOCKET_PROGRAMS: [(&str, At); 11] = [
+    ("connect4", At::BPF_CGROUP_INET4_CONNECT),
+    ("connect6", At::BPF_CGROUP_INET6_CONNECT),
+    ("sendmsg4", At::BPF_CGROUP_UDP4_SENDMSG),
+    ("sendmsg6", At::BPF_CGROUP_UDP6_SENDMSG),
+    ("recvmsg4", At::BPF_CGROUP_UDP4_RECVMSG),
+    ("recvmsg6", At::BPF_CGROUP_UDP6_RECVMSG),
+    ("getpeername4", At::BPF_CGROUP_INET4_GETPEERNAME),
+    ("getpeername6", At::BPF_CGROUP_INET6_GETPEERNAME),
+    ("post_bind4", At::BPF_CGROUP_INET4_POST_BIND),
+    ("post_bind6", At::BPF_CGROUP_INET6_POST_BIND),
+    ("sock_release", At::BPF_CGROUP_INET_SOCK_RELEASE),
+];
 /// The tc programs of pods' links and of Ethernet links to the network: nearly every node needs them, and a pod's link soon.
 const FIRST: [&str; 4] = ["pod_in", "pod_out", "node_in", "node_out"];
-/// Number of programs that are verified at a time, if there are as many CPUs: each takes some ten mebibytes of kernel memory meanwhile.
-const AT_A_TIME: usize = 4;
-/// Priority of the verification, so that lists and tables come first.
-const NICE: libc::c_int = 5;
 /// Pause before a refused program is tried again. It doubles with each refusal, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(640);
-
-/// A program in the kernel.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    descriptor: OwnedFd,
-    pub id: u32,
-    /// Instructions that the verifier walked; 0: the kernel does not say (before 5.16).
-    pub verified_instructions: u32,
-    /// Size of the machine code in bytes.
-    pub jited_bytes: u32,
-}
-
-impl Loaded {
-    pub fn new(info: &ProgramInfo, descriptor: OwnedFd) -> Self {
-        Self {
-            descriptor,
-            id: info.id(),
-            verified_instructions: info.verified_instruction_count().unwrap_or(0),
-            jited_bytes: info.size_jitted(),
-        }
-    }
-
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
-    }
-}
 
 /// A program that the kernel refused.
 #[derive(Debug)]
@@ -97,7 +76,7 @@ fn gate_of(entry: &str) -> Option<&'static str> {
 }
 
 /// A gate belongs to one switch: the next start cannot use it.
-fn is_gate(name: &str) -> bool {
+pub(super) fn is_gate(name: &str) -> bool {
     GATES.into_iter().any(|(_, gate)| gate == name)
 }
 
@@ -130,7 +109,7 @@ impl Programs {
 
     /// The programs that a start loads: the large ones come first. `logged`: all of them, since the ring of their log belongs to one loading.
     pub fn first(&self, socket_lb: SocketLb, logged: bool) -> Vec<&'static str> {
-        let sockets = cgroup_links::PROGRAMS.map(|(name, _)| name).into_iter().filter(|_| socket_lb != SocketLb::Off);
+        let sockets = SOCKET_PROGRAMS.map(|(name, _)| name).into_iter().filter(|_| socket_lb != SocketLb::Off);
         let interfaces = if logged { INTERFACE_PROGRAMS.as_slice() } else { &FIRST };
         let called: BTreeSet<_> = interfaces.iter().filter_map(|entry| array_of(entry)).collect();
         let called = called.into_iter().flat_map(program_array::programs).map(|(_, name)| name);
@@ -204,111 +183,6 @@ impl Programs {
     }
 }
 
-/// What became of each program.
-pub(super) type Outcomes = Vec<(&'static str, Result<Loaded, DatapathError>)>;
-
-/// Programs on their way into the kernel.
-#[derive(Debug)]
-pub(super) struct Loading {
-    pub names: Vec<&'static str>,
-    outcomes: oneshot::Receiver<Result<Outcomes, DatapathError>>,
-}
-
-impl Loading {
-    /// Begins in a thread of its own. `object` is opened only if a program has no pin that serves.
-    pub fn begin(
-        names: Vec<&'static str>,
-        pins: ProgramPins,
-        object: impl FnOnce() -> Result<Ebpf, DatapathError> + Send + 'static,
-    ) -> Result<Self, DatapathError> {
-        let (done, outcomes) = oneshot::channel();
-        let asked = names.clone();
-        let work = move || {
-            // The receiver is gone if the start has failed meanwhile.
-            let _ = done.send(open_or_load(&asked, &pins, object));
-        };
-        let thread = thread::Builder::new().name("programs".into()).spawn(work);
-        thread.map(|_| Self { names, outcomes }).map_err(DatapathError::kernel("start a thread"))
-    }
-
-    /// Waits until each program is in the kernel or refused. Cancel-safe.
-    pub async fn end(&mut self) -> Result<Outcomes, DatapathError> {
-        let gone = || DatapathError::BadObject { reason: "the thread that loads it is gone".into() };
-        (&mut self.outcomes).await.map_err(|_| gone())?
-    }
-}
-
-fn open_or_load(
-    names: &[&'static str],
-    pins: &ProgramPins,
-    object: impl FnOnce() -> Result<Ebpf, DatapathError>,
-) -> Result<Outcomes, DatapathError> {
-    let (mut outcomes, mut missing) = (Outcomes::new(), Vec::new());
-    for &name in names {
-        match pins.open(name).filter(|_| !is_gate(name)) {
-            Some(program) => outcomes.push((name, Ok(program))),
-            None => missing.push(name),
-        }
-    }
-    if !missing.is_empty() {
-        outcomes.extend(load(&mut object()?, &missing)?);
-    }
-    Ok(outcomes)
-}
-
-fn load(object: &mut Ebpf, names: &[&'static str]) -> Result<Outcomes, DatapathError> {
-    let mut found: BTreeMap<&str, &mut Program> = object.programs_mut().collect();
-    let missing = |name| DatapathError::BadObject { reason: format!("program {name} is missing") };
-    let mut work = Vec::new();
-    for name in names {
-        work.push((*name, found.remove(name).ok_or_else(|| missing(name))?));
-    }
-    let workers = thread::available_parallelism().map_or(1, usize::from).min(AT_A_TIME).min(work.len());
-    let work = Mutex::new(work.into_iter());
-    Ok(thread::scope(|scope| {
-        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(|| load_some(&work))).collect();
-        let join = |worker: thread::ScopedJoinHandle<'_, _>| {
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        workers.into_iter().flat_map(join).collect()
-    }))
-}
-
-/// Loads programs until there is none left.
-fn load_some<'a>(work: &Mutex<impl Iterator<Item = (&'static str, &'a mut Program)>>) -> Outcomes {
-    lower_priority();
-    let mut outcomes = Vec::new();
-    loop {
-        let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let Some((name, program)) = next else { return outcomes };
-        outcomes.push((name, load_program(name, program)));
-    }
-}
-
-/// Lowers the priority of this thread, which ends with its work.
-fn lower_priority() {
-    // SAFETY: takes numbers alone; 0 is the calling thread. Without the right to it, everything merely goes at the same speed.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
-}
-
-fn load_program(name: &'static str, program: &mut Program) -> Result<Loaded, DatapathError> {
-    let refused = |source| DatapathError::Program { name: name.to_owned(), source };
-    match program {
-        Program::SchedClassifier(program) => program.load(),
-        Program::Xdp(program) => program.load(),
-        Program::CgroupSockAddr(program) => program.load(),
-        Program::CgroupSock(program) => program.load(),
-        other => {
-            let reason = format!("program {name} has the type {:?}", other.prog_type());
-            return Err(DatapathError::BadObject { reason });
-        }
-    }
-    .map_err(refused)?;
-    let info: ProgramInfo = program.info().map_err(refused)?;
-    let descriptor = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
-    Ok(Loaded::new(&info, descriptor.map_err(DatapathError::kernel("duplicate a descriptor"))?))
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -375,7 +249,7 @@ mod tests {
             assert!(!without_sockets.contains(&name), "{name}");
         }
         assert!(INTERFACE_PROGRAMS.iter().all(|name| none.first(SocketLb::Off, true).contains(name)));
-        assert_eq!(none.first(SocketLb::Host, false).len(), without_sockets.len() + cgroup_links::PROGRAMS.len());
+        assert_eq!(none.first(SocketLb::Host, false).len(), without_sockets.len() + SOCKET_PROGRAMS.len());
         gated.set_gated(true);
         assert_eq!(gated.first(SocketLb::Off, false).len(), without_sockets.len() + FIRST.len(), "a gate for each");
         assert!(gated.due(BTreeSet::from(["xdp_node"]), Instant::now()).contains(&"gate_xdp"));

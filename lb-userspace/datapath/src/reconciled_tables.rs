@@ -11,7 +11,8 @@ use lb_common::{
 };
 
 use super::{
-    DatapathError, Fault,
+    DatapathError,
+    fault::Fault,
     sources::{Wanted, covers},
 };
 use lb_tables::{Calls, MapError, Table, open_table};

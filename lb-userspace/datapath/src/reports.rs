@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-use super::{Status, faults::Fault};
+use super::{fault::Fault, status::Status};
 
 /// Faults that nobody has asked for yet; more are counted in the log alone.
 const FAULTS_KEPT: usize = 1024;

@@ -7,10 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{DatapathError, pins::Created};
+use super::{
+    DatapathError,
+    pins::{Created, IN_FORCE},
+};
 
-/// Name of the link to the set in force.
-pub(super) const IN_FORCE: &str = "tables";
 /// A set's name begins so.
 const PREFIX: &str = "tables-";
 /// Name of the link before it takes the place of [`IN_FORCE`].

@@ -4,12 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rtnetlink::Handle;
 
-use super::{
-    super::{
-        DatapathError, bpf_link, clsact,
-        point::{Point, Role},
-    },
-    Skips,
+use super::skips::Skips;
+use crate::{
+    DatapathError, bpf_link, clsact,
+    point::{Point, Role},
 };
 
 /// How many programs of one place are looked at.
@@ -66,11 +64,4 @@ fn skipped(names: &BTreeMap<u32, (String, Role)>, ifindex: u32) -> Option<(&str,
         Role::Tunnel => return None,
     };
     Some((name, *role, points))
-}
-
-impl Skips {
-    /// Those of a link of this role.
-    fn of(&mut self, role: Role) -> &mut Vec<String> {
-        if role == Role::External { &mut self.to_nodes } else { &mut self.all }
-    }
 }

@@ -7,6 +7,7 @@ mod links;
 mod neighbours;
 mod netfilter;
 mod ports;
+mod skips;
 mod transform;
 
 use std::{
@@ -30,9 +31,7 @@ use super::{
 };
 
 pub(super) use ports::BridgePorts;
-
-/// How many things that would be skipped are named.
-const MOST_NAMED: usize = 8;
+use skips::{MOST_NAMED, Skips};
 
 /// Where the programs read which flows have a fast path, and until when ([`open_to`]).
 pub(super) struct Word(pub Array<MapData, u32>);
@@ -54,15 +53,6 @@ pub(super) struct Switch {
     closed_bridges: Vec<String>,
     /// The kinds of flows that were written for the programs; renewed by each look.
     open: u32,
-}
-
-/// What packets that pass the host's stack by would not meet.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Skips {
-    /// Of this host: all of them.
-    all: Vec<String>,
-    /// Of its external links: those of flows to other nodes.
-    to_nodes: Vec<String>,
 }
 
 /// The fast path, as `status` shows it.
@@ -175,19 +165,6 @@ fn now_ns() -> u64 {
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
-impl Skips {
-    /// Which flows are to have a fast path; of the obstacles no more are retained than are shown.
-    fn open(&mut self) -> u32 {
-        self.all.truncate(MOST_NAMED);
-        self.to_nodes.truncate(MOST_NAMED);
-        match (self.all.is_empty(), self.to_nodes.is_empty()) {
-            (false, _) => 0,
-            (true, false) => open_to::PODS,
-            (true, true) => open_to::PODS | open_to::NODES,
-        }
-    }
-}
-
 /// The links at whose other end packets are handed over: pairs into another namespace, with both programs.
 pub(super) fn links(wanted: &BTreeMap<u32, Wanted>, attacher: &Attacher) -> BTreeSet<u32> {
     let pods = wanted.values().filter(|link| link.role == Role::Pod && link.is_veth && link.ethernet);
@@ -200,19 +177,4 @@ pub(super) fn outlets(wanted: &BTreeMap<u32, Wanted>, attacher: &Attacher) -> BT
     let external = wanted.values().filter(|link| link.role == Role::External && link.ethernet);
     let served = external.filter(|link| attacher.serves(link.ifindex, &[Point::In, Point::Out]));
     served.map(|link| link.ifindex).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_hangs_on_external_links_stands_against_other_nodes_alone() {
-        let some = || vec!["a program".to_owned()];
-        let open = |all, to_nodes| Skips { all, to_nodes }.open();
-        assert_eq!(open(vec![], vec![]), open_to::PODS | open_to::NODES);
-        assert_eq!(open(vec![], some()), open_to::PODS);
-        assert_eq!(open(some(), vec![]), 0);
-        assert_eq!(open(some(), some()), 0);
-    }
 }

@@ -4,8 +4,8 @@ use crate::{
     DatapathError,
     bpf_link::{BpfLink, LinkTarget},
     clsact,
+    error::netlink_thread,
     net::name_of,
-    netlink_thread,
     pins::Pins,
     point::Point,
 };

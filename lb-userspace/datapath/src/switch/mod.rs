@@ -14,7 +14,8 @@ mod folder;
 mod moving;
 mod prepare;
 mod stages;
+mod switching;
 
 pub use folder::Folder;
 pub use prepare::{Begun, Prepared, end_switch, prepare};
-pub use stages::{Switching, moved};
+pub use switching::{Switching, moved};

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::programs::ProgramInfo;
+use aya::{EbpfLoader, programs::ProgramInfo};
 use lb_common::{abi::map_name, switch::GATES};
 
 use super::{
@@ -19,8 +19,8 @@ use crate::{
     DatapathError, DatapathSettings, bpf_link,
     cgroup::CgroupRoot,
     layout::{self, Description, Fate, Pass},
-    load, map_definition,
-    pins::{Created, Pins},
+    map_definition,
+    pins::{self, Created, Pins},
     program_pins, sets,
 };
 
@@ -73,7 +73,7 @@ pub fn prepare(
     let Some(old_set) = sets::in_force(&root) else {
         sets::remove_others(&root, &[])?;
         let set = sets::make(&root, new.abi, created)?;
-        created.expect(root.join(sets::IN_FORCE));
+        created.expect(root.join(pins::IN_FORCE));
         sets::put_in_force(&root, &set)?;
         return Ok(Prepared { pins: pins.with_tables(set), description: new, begun: None });
     };
@@ -125,7 +125,7 @@ pub fn end_switch(pins: &Pins, cgroup: Option<&CgroupRoot>) -> Result<(), Datapa
 /// Whether a set serves as it is. Maps that hold nothing but counts may be made anew at any time.
 fn is_same(old: &Description, new: &Description) -> bool {
     let mut as_old = new.clone();
-    for (name, new) in as_old.maps.iter_mut().filter(|(name, _)| load::is_resizable(name)) {
+    for (name, new) in as_old.maps.iter_mut().filter(|(name, _)| map_definition::is_resizable(name)) {
         if let Some(old) = old.maps.get(name) {
             new.max_entries = old.max_entries;
         }
@@ -151,11 +151,24 @@ fn fill(
         let pin = |map: Option<OwnedFd>| bpf_link::pin(map.ok_or_else(missing)?.as_fd(), &set.join(name));
         bpf_link::open_pin(&path).and_then(pin).map_err(DatapathError::file("share", &path))?;
     }
-    load::make_maps(settings, set, elf)?;
+    make_maps(settings, set, elf)?;
     for (name, _) in fates.iter().filter(|(_, fate)| matches!(fate, Fate::Copy | Fate::CopyTwice)) {
         layout::copy(name, (old_set, set), descriptions, Pass::First)?;
     }
     Ok(descriptions.1.write(set)?)
+}
+
+/// Makes those maps of a set that are not pinned in it yet.
+fn make_maps(settings: &DatapathSettings, set: &Path, elf: &[u8]) -> Result<(), DatapathError> {
+    let mut loader = EbpfLoader::new();
+    loader.btf(None);
+    for name in map_name::ALL {
+        loader.map_pin_path(name, set.join(name));
+        if let Some(entries) = settings.entries(name) {
+            loader.map_max_entries(name, entries);
+        }
+    }
+    Ok(loader.load(elf).map(drop)?)
 }
 
 /// The entry programs at work: those that the gates of an unfinished switch call, else what hangs at the attach points.

@@ -1,6 +1,6 @@
 //! The stages of a switch, as the running data path takes them: gates everywhere, the word, what is moved, the new programs everywhere.
 
-use std::{collections::BTreeSet, path::PathBuf, thread, time::Duration};
+use std::{collections::BTreeSet, thread, time::Duration};
 
 use lb_common::switch::GATES;
 use tokio::{sync::oneshot, time::Instant};
@@ -9,9 +9,9 @@ use super::{
     attached_programs::{AttachedProgram, attached_programs},
     folder::{Folder, Side},
     moving::Moving,
-    prepare::Begun,
+    switching::{Stage, Switching},
 };
-use crate::{Datapath, DatapathError, cgroup::CgroupRoot, cgroup_links, layout::Moved, pins::Pins, sets};
+use crate::{Datapath, DatapathError, cgroup::CgroupRoot, layout::Moved, programs::SOCKET_PROGRAMS, sets};
 
 /// So long the switch waits for an interface that takes no gate.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -19,62 +19,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const AGAIN: Duration = Duration::from_millis(500);
 /// A packet may still be in a gate, or in an old program, so long after it was replaced.
 const GRACE: Duration = Duration::from_secs(1);
-
-/// A switch on its way.
-#[derive(Debug)]
-pub struct Switching {
-    stage: Stage,
-    /// The set of this agent.
-    set: PathBuf,
-}
-
-#[derive(Debug)]
-enum Stage {
-    /// Gates take the places of the old programs.
-    Gating { folder: Folder, since: Instant },
-    /// The new set is in force, and connections move to it.
-    Moving { folder: Folder, moved: oneshot::Receiver<Result<Moved, DatapathError>> },
-    /// The new programs take the places of the gates.
-    Replacing,
-    /// They have.
-    Replaced(Instant),
-}
-
-impl Switching {
-    /// The switch that was prepared, or what is left of an earlier one; `None`: nothing is.
-    pub fn of(begun: Option<Begun>, pins: &Pins) -> Option<Self> {
-        let since = Instant::now();
-        let stage = match begun {
-            Some(Begun { folder, .. }) => Stage::Gating { folder, since },
-            None if Folder::all(pins.root()).is_empty() => return None,
-            None => Stage::Replacing,
-        };
-        Some(Self { stage, set: pins.tables().to_owned() })
-    }
-
-    /// Whether connections are in both sets, or only in the old one.
-    pub fn moves(&self) -> bool {
-        matches!(self.stage, Stage::Gating { .. } | Stage::Moving { .. })
-    }
-
-    /// The folder, while gates are put in place.
-    fn folder(&self) -> Option<&Folder> {
-        match &self.stage {
-            Stage::Gating { folder, .. } | Stage::Moving { folder, .. } => Some(folder),
-            Stage::Replacing | Stage::Replaced(_) => None,
-        }
-    }
-}
-
-/// Waits until everything is moved, for ever if nothing moves.
-pub async fn moved(switching: &mut Option<Switching>) -> Result<Moved, DatapathError> {
-    match switching {
-        Some(Switching { stage: Stage::Moving { moved, .. }, .. }) => moved.await.unwrap_or_else(|_| {
-            Err(DatapathError::BadObject { reason: "the thread that moves connections is gone".into() })
-        }),
-        _ => std::future::pending().await,
-    }
-}
 
 impl Datapath {
     /// Whether connections are not all in the tables of this agent.
@@ -85,7 +29,7 @@ impl Datapath {
     /// Lets the gates call the programs of this agent, and keeps these for the next start.
     pub(crate) fn keep_for_gates(&self) -> Result<(), DatapathError> {
         let Some(folder) = self.switching.as_ref().and_then(Switching::folder) else { return Ok(()) };
-        let sockets = cgroup_links::PROGRAMS.map(|(name, _)| name);
+        let sockets = SOCKET_PROGRAMS.map(|(name, _)| name);
         let kept = GATES.into_iter().map(|(entry, _)| entry).chain(sockets);
         kept.filter_map(|name| Some((name, self.kernel.programs.get(name)?)))
             .try_for_each(|(name, program)| folder.put(Side::New, name, program.descriptor()))
