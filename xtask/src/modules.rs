@@ -28,9 +28,17 @@ fn files(package: &Path) -> Result<Files> {
 
 /// The modules that a file declares for tests alone.
 fn test_modules(module: &str, text: &str) -> Vec<String> {
-    let declared = text.split("#[cfg(test)]\nmod ").skip(1).filter_map(|rest| rest.split_once(';'));
+    let declared = of_tests(text).filter_map(|(_, rest)| rest.split_once(';'));
     let names = declared.map(|(name, _)| name).filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_'));
     names.map(|name| if module.is_empty() { name.to_owned() } else { format!("{module}::{name}") }).collect()
+}
+
+/// Each module that is there for tests alone: where it begins, and the text from its name on.
+fn of_tests(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.match_indices("#[cfg(test)]\n").filter_map(|(at, attribute)| {
+        let (visibility, rest) = text[at + attribute.len()..].split_once("mod ")?;
+        matches!(visibility, "" | "pub " | "pub(super) " | "pub(crate) ").then_some((at, rest))
+    })
 }
 
 fn read(folder: &Path, module: &str, files: &mut Files) -> Result<()> {
@@ -51,10 +59,9 @@ fn read(folder: &Path, module: &str, files: &mut Files) -> Result<()> {
 
 /// The text without comments and without the tests at its end.
 fn code(text: &str) -> String {
-    let tests = text.match_indices("#[cfg(test)]\nmod ").map(|(at, _)| at);
-    let end = tests
-        .filter(|at| text[*at..].split(['{', ';']).next().is_some_and(|head| text[at + head.len()..].starts_with('{')));
-    let end = end.min().unwrap_or(text.len());
+    let mut tests =
+        of_tests(text).filter(|(_, rest)| rest.find(['{', ';']).is_some_and(|end| rest[end..].starts_with('{')));
+    let end = tests.next().map_or(text.len(), |(at, _)| at);
     text[..end].lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
@@ -211,7 +218,10 @@ mod tests {
             file("", "pub mod a;"),
             file("a", "mod b;\nmod c;\npub use b::{self as other, B};"),
             file("a::b", "use super::c::{C, Other as It};\n// use crate::a::C;"),
-            file("a::c", "pub(in crate::a) struct C;\n#[cfg(test)]\nmod tests {\n    use super::super::b::B;\n}"),
+            file(
+                "a::c",
+                "pub(in crate::a) struct C;\n#[cfg(test)]\npub(super) mod tests {\n    use crate::a::b::B;\n}",
+            ),
         ]);
         assert_eq!(rings(&files, 1), Vec::<String>::new());
         let ring = ["a::b -> [\"a::c\"]\na::c -> [\"a::b\"]"];

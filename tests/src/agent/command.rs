@@ -10,7 +10,8 @@ use crate::test_run;
 use crate::topology::Node;
 
 /// Room for all that most tests need. A third of a start's time goes into clearing the pages of maps of the default sizes.
-const SMALL_MAPS: &str = "--map-sizes=backends=16384,flows4=32768,flows6=16384,udp_flows=16384,sockets=16384,half_open=16384,affinity=16384";
+const SMALL_MAPS: &str =
+    "--map-sizes=backends=16384,flows4=32768,flows6=16384,udp_flows=16384,sockets=16384,half_open=16384,affinity=16384";
 
 /// The arguments of an agent on this node with these flags, and the address of its metrics and probes.
 pub(super) fn arguments(node: &Node, run_dir: &Path, folder: &Path, flags: &[&str]) -> Result<(Vec<String>, IpAddr)> {
