@@ -33,6 +33,7 @@ mod start;
 mod state;
 mod sweeper;
 mod tables;
+mod task;
 mod written;
 
 use std::path::Path;

@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 
 use super::judge::Judge;
 use super::previews::Previews;
-use super::start::{Task, spawn};
 use super::state::State;
+use super::task::{Task, spawn};
 use super::{auditor, clock, marks};
 use crate::config::Settings;
 use crate::fleet::answer::{NodeStatus, Versions};

@@ -12,7 +12,6 @@ use lb_common::abi::map_name;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::auditor::Auditor;
 use super::descriptors::Share;
@@ -29,6 +28,7 @@ use super::servers::{Listeners, RequestChannels, listen, serve, serve_fleet};
 use super::state::{Progress, State};
 use super::sweeper::Sweeper;
 use super::tables::{Beside, Reports, TableOwner};
+use super::task::{Task, spawn};
 use super::{adoption, auditor, checks, clock, facts, ring, run, sockets};
 use crate::config::{CgroupRoot, Settings, Source as Origin};
 use crate::observe::event_stream::EventStream;
@@ -50,8 +50,6 @@ const PROBE_PATIENCE: Duration = Duration::from_secs(15);
 
 /// All nodes see a refused object at once: over how many milliseconds they spread their Events about it.
 const EVENTS_SPREAD_MS: u64 = 10_000;
-
-pub(super) type Task = AbortOnDropHandle<()>;
 
 /// Starts everything and runs it to its end.
 pub(super) async fn start(settings: Settings) -> anyhow::Result<()> {
@@ -339,10 +337,6 @@ fn program_log(log: lb_datapath::ProgramLog) -> Task {
             tracing::warn!("the programs' log ended: {error}");
         }
     })
-}
-
-pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Task {
-    AbortOnDropHandle::new(tokio::spawn(task))
 }
 
 #[cfg(test)]

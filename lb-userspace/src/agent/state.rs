@@ -11,9 +11,9 @@ use tokio::time::Instant;
 use super::accepted::Programmed;
 use super::{clock, sockets};
 use crate::observe::health::{Judgement, Thresholds};
-use crate::observe::inventory::BackendTotals;
 use crate::observe::report::{
-    AdoptionReport, ChecksReport, DatapathReport, KernelReport, Report, ResourceReport, SourceReport, TablesReport,
+    AdoptionReport, BackendTotals, ChecksReport, DatapathReport, KernelReport, Report, ResourceReport, SourceReport,
+    TablesReport,
 };
 use lb_datapath::sockets::Totals;
 use lb_model::Monotonic;

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use super::output::{Format, render};
+use super::agent_dirs::AgentDirs;
+use super::output::{Format, complain, print, render, sentence};
 use super::progress::Progress;
-use super::{AgentDirs, print};
 use crate::observe::report_socket::{self, AskError};
 use crate::observe::table::{aligned, or_dash};
 use lb_datapath::maps_dir;
@@ -55,7 +55,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
         Ok(code(&audited.report))
     });
     shown.unwrap_or_else(|error| {
-        super::complain(super::sentence(&error));
+        complain(sentence(&error));
         ExitCode::from(FAILED)
     })
 }

@@ -7,8 +7,9 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::agent_dirs::AgentDirs;
+use super::output::print;
 use super::progress::Progress;
-use super::{AgentDirs, print};
 use crate::agent::run_files;
 use lb_datapath::{RunFolder, doctor::kube_proxy_runs};
 use lb_tables::Pinned;

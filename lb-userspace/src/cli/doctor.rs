@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use super::output::{Format, render};
-use super::{AgentDirs, print};
+use super::agent_dirs::AgentDirs;
+use super::output::{Format, complain, print, render, sentence};
 use crate::config::{CgroupRoot, DEFAULT_BPFFS, DEFAULT_RUN_DIR, Options};
 use crate::observe::report::TablesReport;
 use crate::observe::report_socket::{self, AskError};
@@ -55,7 +55,7 @@ pub(super) fn run(arguments: Arguments) -> ExitCode {
         Ok(if examined.level == Level::Fail { ExitCode::from(FOUND) } else { ExitCode::SUCCESS })
     });
     shown.unwrap_or_else(|error| {
-        super::complain(super::sentence(&error));
+        complain(sentence(&error));
         ExitCode::from(FAILED)
     })
 }

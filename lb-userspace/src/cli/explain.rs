@@ -8,8 +8,9 @@ use lb_common::abi::{FlowKey, TCP, V4, V6};
 use lb_common::state::SourcePorts;
 use serde::Serialize;
 
-use super::output::{Format, render};
-use super::{AgentDirs, colour, pods, print};
+use super::agent_dirs::AgentDirs;
+use super::output::{Format, complain, print, render, sentence};
+use super::{colour, pods};
 use crate::agent::clock;
 use crate::explain::pod::check;
 use crate::explain::{self, Client, Destination, Explanation, Live, Question, Reported, Seat, Seen, Target};
@@ -84,7 +85,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
         Ok(if explained.explanation.result.served { ExitCode::SUCCESS } else { ExitCode::from(REFUSED) })
     });
     shown.unwrap_or_else(|error| {
-        super::complain(super::sentence(&error));
+        complain(sentence(&error));
         ExitCode::from(FAILED)
     })
 }

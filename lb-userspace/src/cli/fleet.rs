@@ -12,9 +12,9 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::output::{Format, render};
+use super::output::{Format, print, render, sentence};
 use super::progress::Progress;
-use super::{colour, pods, print};
+use super::{colour, pods};
 use crate::fleet::agents::{self, Agents};
 use crate::fleet::answer::CommandOutput;
 use crate::fleet::client::{ANSWER_BYTES_MAX, Asker, SYSDUMP_BYTES_MAX};
@@ -145,7 +145,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let done = runtime.context("no runtime").and_then(|runtime| runtime.block_on(ask(arguments)));
     done.unwrap_or_else(|error| {
-        eprintln!("ballast: {}", super::sentence(&error));
+        eprintln!("ballast: {}", sentence(&error));
         ExitCode::from(FAILED)
     })
 }

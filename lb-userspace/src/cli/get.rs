@@ -7,9 +7,10 @@ use anyhow::bail;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::agent_dirs::AgentDirs;
 use super::filter::Filter;
-use super::output::{Format, render};
-use super::{AgentDirs, colour, complain, pace, print, printed, sort};
+use super::output::{Format, complain, print, printed, render, sentence};
+use super::{colour, pace, sort};
 use crate::agent::clock;
 use crate::observe::contents::{Contents, Wanted, WantedFlows};
 use crate::observe::inventory::{ConnectionView, Inventory, Items, ServiceView};
@@ -123,7 +124,7 @@ impl Lists<'_> {
                     }
                     is_first = false;
                 }
-                Err(error) => complain(super::sentence(&error)),
+                Err(error) => complain(sentence(&error)),
             }
             pause(self.arguments.interval);
         }

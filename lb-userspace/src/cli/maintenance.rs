@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 
-use super::output::{Format, render};
-use super::{AgentDirs, complain, print, sentence};
+use super::agent_dirs::AgentDirs;
+use super::output::{Format, complain, print, render, sentence};
 use crate::agent::marks;
 use crate::observe::maintenance::{Answer, Order, State};
 use crate::observe::report_socket;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 
-use super::print;
+use super::output::print;
 use crate::config::kube_proxy;
 
 #[derive(Debug, Args)]

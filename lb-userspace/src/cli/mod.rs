@@ -1,5 +1,6 @@
 //! The command line: arguments to calls, errors to one sentence and an exit code.
 
+mod agent_dirs;
 mod audit;
 mod cleanup;
 mod colour;
@@ -21,17 +22,16 @@ mod status;
 mod sysdump;
 mod top;
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
+use output::{complain, print, sentence};
 
 use crate::agent;
-use crate::config::{DEFAULT_BPFFS, DEFAULT_RUN_DIR, Options};
-use crate::observe::report_socket::AskError;
+use crate::config::Options;
 
 /// A service load balancer for Linux and Kubernetes: eBPF programs forward, this agent keeps their maps true.
 #[derive(Debug, Parser)]
@@ -93,28 +93,6 @@ struct AgentArguments {
     options: Options,
 }
 
-/// Where the agent keeps its things.
-#[derive(Clone, Debug, Args)]
-struct AgentDirs {
-    /// The agent's --bpffs
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_BPFFS)]
-    bpffs: PathBuf,
-
-    /// The agent's --run-dir
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN_DIR)]
-    run_dir: PathBuf,
-}
-
-impl AgentDirs {
-    /// Asks the agent that has this run folder. Where none answers, its locks show whether one runs all the same.
-    fn ask<T>(&self, ask: impl FnOnce(&Path) -> Result<T, AskError>) -> Result<T, AskError> {
-        ask(&self.run_dir).map_err(|error| match error {
-            AskError::NotRunning { .. } => error.or_elsewhere(lb_datapath::running_agent(&self.bpffs).as_deref()),
-            AskError::Elsewhere { .. } | AskError::Denied { .. } | AskError::NoReport { .. } => error,
-        })
-    }
-}
-
 /// Whether the program has the name of a plugin of kubectl.
 fn is_plugin() -> bool {
     let name = std::env::args_os().next();
@@ -154,15 +132,6 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes; one that its effect has already named is not said again.
-fn sentence(error: &anyhow::Error) -> String {
-    error
-        .chain()
-        .skip(1)
-        .map(ToString::to_string)
-        .fold(error.to_string(), |said, cause| if said.contains(&cause) { said } else { format!("{said}: {cause}") })
-}
-
 fn completion(shell: Shell) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "ballast", &mut script);
@@ -173,26 +142,6 @@ fn completion(shell: Shell) -> anyhow::Result<()> {
 fn man(dir: &Path) -> anyhow::Result<()> {
     let written = std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Cli::command(), dir));
     written.with_context(|| format!("manual pages cannot be written to {}", dir.display()))
-}
-
-/// Writes to standard output. A reader that has seen enough (`| head`) is no error.
-fn print(text: &str) -> anyhow::Result<()> {
-    printed(text).map(|_| ())
-}
-
-/// Writes to standard output. False: its reader has seen enough.
-fn printed(text: &str) -> anyhow::Result<bool> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
-        result => Ok(result.map(|()| true)?),
-    }
-}
-
-/// Writes a sentence to standard error. `eprintln!` would abort the process where standard error is a terminal that is gone.
-fn complain(sentence: impl std::fmt::Display) {
-    // Nothing is left to report the failure to.
-    let _ = writeln!(std::io::stderr(), "ballast: {sentence}");
 }
 
 #[cfg(test)]
@@ -265,15 +214,6 @@ mod tests {
         clap_complete::generate(Shell::Bash, &mut Cli::command(), "ballast", &mut script);
         let script = String::from_utf8(script).expect("text");
         assert!(script.contains("sysdump") && script.contains("--sort-by"));
-    }
-
-    #[test]
-    fn no_cause_is_said_twice() {
-        let cause = || std::io::Error::other("no room");
-        let error = anyhow::Error::new(cause()).context("cannot write: no room; delete something");
-        assert_eq!(sentence(&error), "cannot write: no room; delete something");
-        let error = anyhow::Error::new(cause()).context("cannot write");
-        assert_eq!(sentence(&error), "cannot write: no room");
     }
 
     #[test]

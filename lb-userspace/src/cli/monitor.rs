@@ -14,8 +14,9 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::agent_dirs::AgentDirs;
 use super::filter::{AddressFilter, ServiceName};
-use super::{AgentDirs, complain};
+use super::output::{complain, sentence};
 use crate::agent::clock;
 use crate::observe::event_stream::{EventReader, Line};
 use crate::observe::event_view::{EventNames, EventView, header};
@@ -140,7 +141,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
     match ended {
         Ok(Closed) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(super::sentence(&error));
+            complain(sentence(&error));
             ExitCode::from(FAILED)
         }
     }

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::Args;
 
-use super::output::{Format, render};
-use super::{AgentDirs, print};
+use super::agent_dirs::AgentDirs;
+use super::output::{Format, complain, print, render, sentence};
 use crate::agent::clock;
 use crate::observe::preview::{self, PlanReport};
 use crate::observe::report_socket::{self, MAX_CHANGE_BYTES};
@@ -40,7 +40,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
         Ok(if report.differs { ExitCode::from(DIFFERS) } else { ExitCode::SUCCESS })
     });
     shown.unwrap_or_else(|error| {
-        super::complain(super::sentence(&error));
+        complain(sentence(&error));
         ExitCode::from(FAILED)
     })
 }
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_there_is_named() {
-        let error = super::super::sentence(&read(Path::new("/nowhere/c.yaml")).expect_err("missing"));
+        let error = sentence(&read(Path::new("/nowhere/c.yaml")).expect_err("missing"));
         assert!(error.starts_with("/nowhere/c.yaml cannot be read: "), "{error}");
     }
 }

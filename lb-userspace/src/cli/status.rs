@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::output::{Format, render};
-use super::{AgentDirs, colour, print};
+use super::agent_dirs::AgentDirs;
+use super::colour;
+use super::output::{Format, print, render};
 use crate::agent::clock;
 use crate::observe::contents::{Contents, Wanted, WantedFlows};
 use crate::observe::inventory::Inventory;

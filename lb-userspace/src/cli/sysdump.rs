@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::Args;
 
-use super::AgentDirs;
+use super::agent_dirs::AgentDirs;
+use super::output::complain;
 use super::progress::Progress;
 use crate::agent::clock;
 use crate::sysdump::{Locations, write};
@@ -61,6 +62,6 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn tell_failed(failed: usize) {
     if failed > 0 {
-        super::complain(format_args!("{failed} items could not be read in full: INDEX.txt of the archive says why"));
+        complain(format_args!("{failed} items could not be read in full: INDEX.txt of the archive says why"));
     }
 }

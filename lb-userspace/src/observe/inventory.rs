@@ -18,6 +18,7 @@ use lb_common::state::{self, Timeouts};
 use serde::Serialize;
 
 use super::contents::{Contents, FamilyContents};
+use super::report::BackendTotals;
 use lb_model::Monotonic;
 use lb_tables::from_chars;
 
@@ -135,7 +136,7 @@ impl<'a> Inventory<'a> {
             frontends: (self.contents.v4.services.len() + self.contents.v6.services.len()) as u64,
             flows: self.flows.values().map(|flows| flows.all).sum(),
             half_open: self.flows.values().map(|flows| flows.half_open).sum(),
-            ejections: backends::ejections(&self.contents.v4) + backends::ejections(&self.contents.v6),
+            ejections: ejections(&self.contents.v4) + ejections(&self.contents.v6),
             adopted: self.adopted(&self.contents.v4) + self.adopted(&self.contents.v6),
             unhealthy: unhealthy(&self.contents.v4) + unhealthy(&self.contents.v6),
             ..Totals::default()
@@ -194,34 +195,6 @@ pub struct Totals {
     pub overdue: u64,
 }
 
-/// Backends by state.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", default)]
-pub struct BackendTotals {
-    pub active: u64,
-    pub unready: u64,
-    pub terminating: u64,
-    pub draining: u64,
-    pub maintenance: u64,
-    /// Evicted; the id rests until nothing refers to it.
-    pub gone: u64,
-}
-
-impl BackendTotals {
-    /// State and count, in the order of a backend's life.
-    pub fn by_state(&self) -> [(&'static str, u64); 6] {
-        [
-            (state_name(backend_state::ACTIVE), self.active),
-            (state_name(backend_state::UNREADY), self.unready),
-            (state_name(backend_state::TERMINATING), self.terminating),
-            (state_name(backend_state::DRAINING), self.draining),
-            (state_name(backend_state::MAINTENANCE), self.maintenance),
-            (state_name(backend_state::GONE), self.gone),
-        ]
-    }
-}
-
 fn count_flows<const N: usize>(
     family: &FamilyContents<N>,
     timeouts: &Timeouts,
@@ -268,6 +241,18 @@ fn is_living<const N: usize>(key: &abi::FlowKey<N>, flow: &abi::Flow<N>, timeout
 
 fn is_adopted<const N: usize>(flow: &abi::Flow<N>) -> bool {
     flow.state == flow_state::ADOPTED
+}
+
+/// What was seen of a backend; nothing, where that was of an earlier one of its id.
+fn health_of<const N: usize>(family: &FamilyContents<N>, id: u32, backend: &abi::Backend<N>) -> abi::Health {
+    let found = usize::try_from(id).ok().and_then(|index| family.health.get(index));
+    found.filter(|health| health.generation == backend.generation).copied().unwrap_or_default()
+}
+
+/// How many are ejected.
+fn ejections<const N: usize>(family: &FamilyContents<N>) -> u64 {
+    let living = family.backends.iter().filter(|(_, backend)| backend.state != backend_state::GONE);
+    living.filter(|(id, backend)| health_of(family, *id, backend).ejected_s != 0).count() as u64
 }
 
 fn unhealthy<const N: usize>(family: &FamilyContents<N>) -> u64 {

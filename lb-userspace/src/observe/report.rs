@@ -14,7 +14,9 @@ mod tables;
 pub use following::{ConfirmingReport, FailingReport, ProofReport, ResourceReport};
 pub use port_mismatch::{OtherPortReport, PortMismatchReport};
 pub use sockets::SocketsReport;
-pub use tables::{AuditReport, DrainReport, FillReport, HealthCheckReport, PassReport, SweepReport, TablesReport};
+pub use tables::{
+    AuditReport, BackendTotals, DrainReport, FillReport, HealthCheckReport, PassReport, SweepReport, TablesReport,
+};
 
 /// Everything, at one moment. Ages are in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

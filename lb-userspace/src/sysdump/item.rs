@@ -3,17 +3,30 @@
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::{ITEM_BYTES_MAX, ITEM_LIMIT, Locations};
 use lb_tables::pause::pause;
 
+/// The least that an item may take, and what it may not exceed.
+const ITEM_LIMIT: Duration = Duration::from_secs(30);
+/// More of one item is cut off.
+pub(super) const ITEM_BYTES_MAX: usize = 32 << 20;
 /// How often a command is asked whether it has ended.
 const POLL: Duration = Duration::from_millis(10);
 const POLLS_MAX: u128 = ITEM_LIMIT.as_millis() / POLL.as_millis();
 /// Processes whose command lines are of interest.
 const PROCESSES: [&str; 3] = ["ballast", "kube-proxy", "kubelet"];
+
+/// Where the agent has its maps, its run folder and its metrics.
+#[derive(Clone, Debug)]
+pub struct Locations {
+    pub bpffs: PathBuf,
+    pub run_dir: PathBuf,
+    /// Where the agent has its metrics.
+    pub metrics: SocketAddr,
+}
 
 #[derive(Clone, Debug)]
 pub(super) struct Item {

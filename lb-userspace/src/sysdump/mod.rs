@@ -6,29 +6,14 @@ mod redact;
 
 use std::fmt::Write as _;
 use std::io::Write;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::time::Duration;
 
 use archive::Archive;
-use item::{Item, Source};
+pub use item::Locations;
+use item::{ITEM_BYTES_MAX, Item, Source};
 pub use redact::redacted;
 
-/// The least that an item may take, and what it may not exceed.
-const ITEM_LIMIT: Duration = Duration::from_secs(30);
-/// More of one item is cut off.
-const ITEM_BYTES_MAX: usize = 32 << 20;
 /// The list of all files, the first one in the archive.
 const INDEX: &str = "INDEX.txt";
-
-/// Where the agent has its maps, its run folder and its metrics.
-#[derive(Clone, Debug)]
-pub struct Locations {
-    pub bpffs: PathBuf,
-    pub run_dir: PathBuf,
-    /// Where the agent has its metrics.
-    pub metrics: SocketAddr,
-}
 
 /// Commands of this program, by the names of their files. Each takes the folders of the agent.
 const COMMANDS: [(&str, &[&str]); 9] = [
@@ -124,6 +109,7 @@ pub fn write(
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::net::SocketAddr;
 
     use super::*;
 

@@ -9,11 +9,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::Wanted;
 use super::draw::{Theme, draw};
 use super::keys::Key;
 use super::model::{After, Model};
-use super::readings::{Answer, Readings};
+use super::readings::{Answer, Readings, Wanted};
 use super::screen::{self, Screen};
 
 /// Ages and drains are shown in seconds.

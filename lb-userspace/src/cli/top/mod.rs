@@ -9,14 +9,14 @@ mod readings;
 mod screen;
 
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use readings::Wanted;
 
+use super::agent_dirs::AgentDirs;
 use super::filter::ServiceName;
-use super::{AgentDirs, pace};
-use crate::observe::inventory::ServiceView;
+use super::pace;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -38,22 +38,6 @@ pub(super) struct Arguments {
 
     #[command(flatten)]
     dirs: AgentDirs,
-}
-
-/// Which services are read, and where. Readers have their own copy.
-#[derive(Clone, Debug)]
-struct Wanted {
-    namespace: Option<String>,
-    service: Option<ServiceName>,
-    bpffs: PathBuf,
-    run_dir: PathBuf,
-}
-
-impl Wanted {
-    fn takes(&self, service: &ServiceView) -> bool {
-        self.namespace.as_ref().is_none_or(|wanted| *wanted == service.namespace)
-            && self.service.as_ref().is_none_or(|wanted| wanted.is(&service.namespace, &service.name, service.port))
-    }
 }
 
 /// Ends by `q`, by a signal, with a closed pipe, or with its terminal.

@@ -7,10 +7,9 @@ use anyhow::bail;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, timeout_at};
 
-use super::super::{complain, printed};
-use super::Wanted;
-use super::readings::{Answer, Readings, Status};
+use super::readings::{Answer, Readings, Status, Wanted};
 use crate::agent::clock;
+use crate::cli::output::{complain, printed};
 use crate::observe::top::{ServiceRow, table};
 
 /// A table waits this long for the agent's answer. Without one, it says how long none has come.

@@ -1,15 +1,17 @@
 //! The readings of `top`. Each kind has a thread of its own: one that hangs holds up neither the other, nor the keys.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::Wanted;
 use crate::agent::clock;
+use crate::cli::filter::ServiceName;
 use crate::observe::contents::{self, Contents, WantedFlows};
+use crate::observe::inventory::ServiceView;
 use crate::observe::rates::Reading;
 use crate::observe::report_socket::{self, AskError};
 use crate::observe::top::{ServiceRow, freshness, rows};
@@ -17,6 +19,22 @@ use lb_datapath::maps_dir;
 
 /// From then on a reading is late, and the screen says so.
 const LATE: Duration = Duration::from_secs(2);
+
+/// Which services are read, and where. Readers have their own copy.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub namespace: Option<String>,
+    pub service: Option<ServiceName>,
+    pub bpffs: PathBuf,
+    pub run_dir: PathBuf,
+}
+
+impl Wanted {
+    fn takes(&self, service: &ServiceView) -> bool {
+        self.namespace.as_ref().is_none_or(|wanted| *wanted == service.namespace)
+            && self.service.as_ref().is_none_or(|wanted| wanted.is(&service.namespace, &service.name, service.port))
+    }
+}
 
 /// What a reading gave.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use lb_common::abi::{Backend, ConnectTimes, Health, backend_flags, backend_state
 use lb_common::outcome::Outcome;
 use serde::Serialize;
 
-use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_unhealthy, seconds, state_name};
+use super::{FamilyContents, Inventory, backend_stat_kind, health_of, ip, is_unhealthy, seconds, state_name};
 use crate::observe::connect_time::ConnectTimeView;
 use lb_model::Monotonic;
 
@@ -137,16 +137,4 @@ impl Inventory<'_> {
         let left = Monotonic::from_tenths(deadline_ds).since(self.now);
         (deadline_ds != 0).then(|| u64::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u64::MAX))
     }
-}
-
-/// What was seen of a backend; nothing, where that was of an earlier one of its id.
-pub(super) fn health_of<const N: usize>(family: &FamilyContents<N>, id: u32, backend: &Backend<N>) -> Health {
-    let found = usize::try_from(id).ok().and_then(|index| family.health.get(index));
-    found.filter(|health| health.generation == backend.generation).copied().unwrap_or_default()
-}
-
-/// How many are ejected.
-pub(super) fn ejections<const N: usize>(family: &FamilyContents<N>) -> u64 {
-    let living = family.backends.iter().filter(|(_, backend)| backend.state != backend_state::GONE);
-    living.filter(|(id, backend)| health_of(family, *id, backend).ejected_s != 0).count() as u64
 }

@@ -7,8 +7,7 @@ use lb_common::abi::{ConnectTimes, FrontendKind, backend_state, stat_kind};
 use lb_common::outcome::Outcome;
 use serde::Serialize;
 
-use super::backends::health_of;
-use super::{FamilyContents, Inventory, backend_stat_kind, ip, is_unhealthy, state_name};
+use super::{FamilyContents, Inventory, backend_stat_kind, health_of, ip, is_unhealthy, state_name};
 use crate::observe::connect_time::ConnectTimeView;
 use crate::observe::report::PortMismatchReport;
 use lb_model::Scheduler;

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use lb_common::abi::BackendState;
 use serde::{Deserialize, Serialize};
 
 use super::PortMismatchReport;
-use crate::observe::inventory::BackendTotals;
 use lb_plan::sweep::Client;
 
 /// The tables, as the agent that writes them knows them.
@@ -66,6 +66,34 @@ pub struct TablesReport {
     pub port_mismatches: Vec<PortMismatchReport>,
     /// How many there are.
     pub mismatched: u64,
+}
+
+/// Backends by state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", default)]
+pub struct BackendTotals {
+    pub active: u64,
+    pub unready: u64,
+    pub terminating: u64,
+    pub draining: u64,
+    pub maintenance: u64,
+    /// Evicted; the id rests until nothing refers to it.
+    pub gone: u64,
+}
+
+impl BackendTotals {
+    /// State and count, in the order of a backend's life.
+    pub fn by_state(&self) -> [(&'static str, u64); 6] {
+        [
+            (BackendState::Active.name(), self.active),
+            (BackendState::Unready.name(), self.unready),
+            (BackendState::Terminating.name(), self.terminating),
+            (BackendState::Draining.name(), self.draining),
+            (BackendState::Maintenance.name(), self.maintenance),
+            (BackendState::Gone.name(), self.gone),
+        ]
+    }
 }
 
 /// Changes of the source, by kind.
