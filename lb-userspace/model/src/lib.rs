@@ -28,7 +28,7 @@ pub use annotations::{AllowedAnnotations, Annotation, Namespaces};
 pub use lb_common::family::Family;
 pub use node::{Node, Peer, ServiceCidr};
 pub use options::{
-    Check, MAGLEV_SIZES, Mode, Question, RateLimit, Scheduler, ServiceOptions, UnknownMode, UnknownScheduler,
+    Check, CheckMethod, MAGLEV_SIZES, Mode, RateLimit, Scheduler, ServiceOptions, UnknownMode, UnknownScheduler,
     WEIGHT_MAX, Weighed,
 };
 pub use protocol::Protocol;

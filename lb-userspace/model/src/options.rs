@@ -78,7 +78,7 @@ pub enum Weighed {
 
 /// What an active check asks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Question {
+pub enum CheckMethod {
     /// Whether a TCP connection is accepted.
     Tcp,
     /// Whether GET of this path is answered with a status from 200 to 399.
@@ -88,7 +88,7 @@ pub enum Question {
 /// Active checks of a service's endpoints, made by this node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Check {
-    pub question: Question,
+    pub method: CheckMethod,
     /// `None`: the endpoint's own port.
     pub port: Option<u16>,
     pub interval: Duration,

@@ -13,7 +13,7 @@ use super::output::{Format, complain, print, render, sentence};
 use super::{colour, pods};
 use crate::agent::clock;
 use crate::explain::pod::check;
-use crate::explain::{self, Client, Destination, Explanation, Live, Question, Reported, Seat, Seen, Target};
+use crate::explain::{self, Client, Destination, Explanation, Live, PacketAtHook, Reported, Seat, Seen, Target};
 use crate::observe::report_socket;
 use lb_datapath::{Attached, Point, maps_dir, name_of, programs_dir};
 use lb_model::Monotonic;
@@ -194,7 +194,7 @@ impl Query<'_> {
             None => found,
         };
         let packet = explain::packet(stored, key);
-        let question = Question { packet, port_is_assumed: port.is_none(), seat, reported: self.reported.clone() };
+        let question = PacketAtHook { packet, port_is_assumed: port.is_none(), seat, reported: self.reported.clone() };
         Ok(explain::explain(stored, settings, question))
     }
 }

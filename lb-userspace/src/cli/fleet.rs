@@ -47,11 +47,11 @@ pub(super) struct Arguments {
     access: Access,
 
     #[command(subcommand)]
-    question: Question,
+    command: FleetCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Question {
+enum FleetCommand {
     /// Show all nodes with version, freshness, lag and digest, and name those that are not in sync; exit code 1 if there are any
     Status(StatusArguments),
     /// List services, backends, drains or connections of one node, as `ballast get` there
@@ -154,8 +154,8 @@ async fn ask(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let access = &arguments.access;
     let client = access.client().await?;
     let (agents, asker) = tokio::try_join!(access.agents(&client), access.asker(&client))?;
-    match &arguments.question {
-        Question::Status(status) => {
+    match &arguments.command {
+        FleetCommand::Status(status) => {
             let survey = Survey {
                 asker,
                 port: access.port,
@@ -173,13 +173,13 @@ async fn ask(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             drop(progress);
             show(status, &report)
         }
-        Question::Get(node) => command(Reading::Get, access, node, &agents, &asker).await,
-        Question::Explain(NodeArguments { node, arguments }) => {
+        FleetCommand::Get(node) => command(Reading::Get, access, node, &agents, &asker).await,
+        FleetCommand::Explain(NodeArguments { node, arguments }) => {
             let arguments = pods::with_addresses(arguments, async || Ok(client.clone())).await?;
             let question = NodeArguments { node: node.clone(), arguments };
             command(Reading::Explain, access, &question, &agents, &asker).await
         }
-        Question::Sysdump(node) => sysdump(access, node, &agents, &asker).await,
+        FleetCommand::Sysdump(node) => sysdump(access, node, &agents, &asker).await,
     }
 }
 
@@ -314,7 +314,7 @@ mod tests {
         }
         assert!(Plugin::try_parse_from([PLUGIN, "audit", "n1"]).is_err(), "it only reads");
         let parsed = Plugin::try_parse_from("kubectl-ballast get n1 services -n demo".split(' ')).expect("good");
-        let Question::Get(node) = parsed.arguments.question else { panic!("get") };
+        let FleetCommand::Get(node) = parsed.arguments.command else { panic!("get") };
         assert_eq!(node.arguments, ["services", "-n", "demo"], "they are the node's");
     }
 }

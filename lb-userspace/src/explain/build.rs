@@ -20,9 +20,9 @@ use super::stored::{DecisionContext, Stored};
 use crate::observe::inventory::{flow_state_name, ip, kind_name, protocol_name, scheduler_name, state_name};
 use lb_tables::from_chars;
 
-/// The question: a packet at its first hook.
+/// A packet at its first hook, which is to be explained.
 #[derive(Clone, Debug)]
-pub struct Question<const N: usize> {
+pub struct PacketAtHook<const N: usize> {
     pub packet: Packet<N>,
     pub port_is_assumed: bool,
     pub seat: Seat,
@@ -30,8 +30,12 @@ pub struct Question<const N: usize> {
 }
 
 /// Explains what becomes of the packet.
-pub fn explain<const N: usize, S: Stored>(stored: &S, settings: DecisionContext, question: Question<N>) -> Explanation {
-    let Question { packet, port_is_assumed, seat, reported } = question;
+pub fn explain<const N: usize, S: Stored>(
+    stored: &S,
+    settings: DecisionContext,
+    asked: PacketAtHook<N>,
+) -> Explanation {
+    let PacketAtHook { packet, port_is_assumed, seat, reported } = asked;
     let key = packet.key;
     let decision = decision::run(stored, DecisionContext { link: seat.ifindex, ..settings }, seat.program, packet);
     let frontend = frontend_of(stored, &key, &decision);

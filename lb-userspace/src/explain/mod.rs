@@ -21,7 +21,7 @@ mod trace;
 
 use lb_common::decide::{Hook, Packet, Verdict, Work};
 
-pub use build::{Question, explain};
+pub use build::{PacketAtHook, explain};
 pub use explanation::Explanation;
 pub use live::Live;
 pub use overlay::Overlay;

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use lb_common::decide::{Action, Packet, Verdict};
 use lb_common::state::SourcePorts;
-use lb_userspace::explain::{self, DecisionContext, Explanation, Live, Question, Reported, Seat, Seen, Stored};
+use lb_userspace::explain::{self, DecisionContext, Explanation, Live, PacketAtHook, Reported, Seat, Seen, Stored};
 
 use super::{HostSide, Lockstep, Maps, bits, demanded, goes_whole, tuple};
 use crate::test_run::{Hook, LoadedPrograms, Ran};
@@ -36,7 +36,7 @@ fn foretell<const N: usize, S: Stored>(
 ) -> Result<Foretold<N>> {
     let (verdict, _) = explain::decide(stored, settings, bits(hook), packet);
     let seat = Seat { program: seen(hook), ifindex: 0, reason: String::new() };
-    let question = Question { packet, port_is_assumed: false, seat, reported: Reported::default() };
+    let question = PacketAtHook { packet, port_is_assumed: false, seat, reported: Reported::default() };
     let explanation = explain::explain(stored, settings, question.clone());
     for seed in 1..=chances {
         let again = explain::explain(

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Display, net::IpAddr, ops::RangeInclusive,
 use lb_common::limits::RATE_MAX;
 
 use super::{super::lean::ANNOTATION_PREFIX as PREFIX, Problem};
-use lb_model::{Check, MAGLEV_SIZES, Question, RateLimit, ServiceOptions, WEIGHT_MAX, Weighed};
+use lb_model::{Check, CheckMethod, MAGLEV_SIZES, RateLimit, ServiceOptions, WEIGHT_MAX, Weighed};
 
 /// Every annotation, without the prefix.
 const NAMES: [&str; 15] = [
@@ -158,7 +158,7 @@ impl<R: FnMut(Problem)> Given<'_, R> {
         let timeout = self.take("check-timeout", AS_IF_ABSENT, |text| duration(text, CHECK_TIMEOUT)).good();
         let failures = self.take("check-failures", AS_IF_ABSENT, |text| bounded(text, &(1..=CHECK_COUNT_MAX))).good();
         let successes = self.take("check-successes", AS_IF_ABSENT, |text| bounded(text, &(1..=CHECK_COUNT_MAX))).good();
-        let question = match (kind, path.ok()?) {
+        let method = match (kind, path.ok()?) {
             (Taken::Bad | Taken::Good(CheckKind::Off), _) => return None,
             (Taken::Absent, _) => {
                 let details: Vec<&str> = self
@@ -172,12 +172,12 @@ impl<R: FnMut(Problem)> Given<'_, R> {
                 }
                 return None;
             }
-            (Taken::Good(CheckKind::Tcp), None) => Question::Tcp,
+            (Taken::Good(CheckKind::Tcp), None) => CheckMethod::Tcp,
             (Taken::Good(CheckKind::Tcp), Some(_)) => {
                 self.problem("check-path", "a check by tcp has no path", "remove it, or check by http");
-                Question::Tcp
+                CheckMethod::Tcp
             }
-            (Taken::Good(CheckKind::Http), path) => Question::Http { path: path.unwrap_or_else(|| "/".to_owned()) },
+            (Taken::Good(CheckKind::Http), path) => CheckMethod::Http { path: path.unwrap_or_else(|| "/".to_owned()) },
         };
         let interval = interval.unwrap_or(DEFAULT_CHECK_INTERVAL);
         if timeout.is_some_and(|timeout| timeout > interval) {
@@ -185,7 +185,7 @@ impl<R: FnMut(Problem)> Given<'_, R> {
             self.problem("check-timeout", &reason, "shorten it; until then the interval is the timeout");
         }
         Some(Check {
-            question,
+            method,
             port: port.ok()?,
             interval,
             timeout: timeout.unwrap_or(DEFAULT_CHECK_TIMEOUT).min(interval),

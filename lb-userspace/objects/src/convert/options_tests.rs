@@ -41,7 +41,7 @@ fn every_annotation_is_read() {
     assert_eq!(problems, Vec::<String>::new());
     let weight = |address: &str, weight| (Weighed::Address(address.parse().unwrap()), weight);
     let check = Check {
-        question: Question::Http { path: "/ready?deep=1".into() },
+        method: CheckMethod::Http { path: "/ready?deep=1".into() },
         port: Some(8081),
         interval: Duration::from_secs(2),
         timeout: Duration::from_millis(500),
@@ -72,7 +72,7 @@ fn a_check_that_says_no_more_has_the_defaults() {
     let (options, problems) = read_all(&[("check", "tcp")]);
     assert_eq!(problems, Vec::<String>::new());
     let wanted = Check {
-        question: Question::Tcp,
+        method: CheckMethod::Tcp,
         port: None,
         interval: Duration::from_secs(5),
         timeout: Duration::from_secs(1),
@@ -81,8 +81,8 @@ fn a_check_that_says_no_more_has_the_defaults() {
     };
     assert_eq!(options.check, Some(wanted));
     assert_eq!(read_all(&[("check", "off")]).0.check, None);
-    let path = read_all(&[("check", "http")]).0.check.map(|check| check.question);
-    assert_eq!(path, Some(Question::Http { path: "/".into() }));
+    let path = read_all(&[("check", "http")]).0.check.map(|check| check.method);
+    assert_eq!(path, Some(CheckMethod::Http { path: "/".into() }));
 }
 
 /// Each bad value: its annotation, what was expected, and that the good ones beside it hold.

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::endpoint::Answer;
-use lb_model::{Check, Question};
+use lb_model::{Check, CheckMethod};
 
 /// The longest first line of an answer that is read (RFC 9112 knows no bound; 32 bytes hold what is read).
 const STATUS_LINE_MAX: usize = 512;
@@ -48,9 +48,9 @@ impl Failure {
 pub async fn ask(target: SocketAddr, check: &Check) -> Result<(), Failure> {
     let asked = async {
         let stream = TcpStream::connect(target).await.map_err(Failure::Io)?;
-        match &check.question {
-            Question::Tcp => Ok(()),
-            Question::Http { path } => get(stream, target, path).await,
+        match &check.method {
+            CheckMethod::Tcp => Ok(()),
+            CheckMethod::Http { path } => get(stream, target, path).await,
         }
     };
     timeout(check.timeout, asked).await.unwrap_or(Err(Failure::TimedOut(check.timeout)))
@@ -89,13 +89,13 @@ mod tests {
 
     use super::*;
 
-    fn check(question: Question) -> Check {
+    fn check(method: CheckMethod) -> Check {
         let (interval, timeout) = (Duration::from_secs(5), Duration::from_secs(5));
-        Check { question, port: None, interval, timeout, failures: 1, successes: 1 }
+        Check { method, port: None, interval, timeout, failures: 1, successes: 1 }
     }
 
     fn http() -> Check {
-        check(Question::Http { path: "/ready?now".into() })
+        check(CheckMethod::Http { path: "/ready?now".into() })
     }
 
     /// A server that gives this answer to its first client; what it was asked.
@@ -152,12 +152,12 @@ mod tests {
     async fn a_port_that_accepts_is_enough_for_tcp_and_one_that_refuses_is_not() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("bound");
-        ask(address, &check(Question::Tcp)).await.expect("accepted");
+        ask(address, &check(CheckMethod::Tcp)).await.expect("accepted");
         // Bound, so that nobody else takes the port, and listening to nobody.
         let deaf = tokio::net::TcpSocket::new_v4().expect("a socket");
         deaf.bind("127.0.0.1:0".parse().expect("valid")).expect("a port");
         let address = deaf.local_addr().expect("bound");
-        let error = ask(address, &check(Question::Tcp)).await.expect_err("nobody listens");
+        let error = ask(address, &check(CheckMethod::Tcp)).await.expect_err("nobody listens");
         assert!(matches!(&error, Failure::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused), "{error}");
     }
 

@@ -113,13 +113,13 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lb_model::Question;
+    use lb_model::CheckMethod;
 
     const PAUSE: Duration = Duration::from_secs(5);
 
     fn check() -> Check {
         let timeout = Duration::from_secs(1);
-        Check { question: Question::Tcp, port: None, interval: PAUSE, timeout, failures: 3, successes: 2 }
+        Check { method: CheckMethod::Tcp, port: None, interval: PAUSE, timeout, failures: 3, successes: 2 }
     }
 
     /// Asks in turn and gives these answers; the effects beside asking, by the number of the answer.

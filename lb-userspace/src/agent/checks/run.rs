@@ -139,7 +139,7 @@ mod tests {
     use super::super::wanted::Checked;
     use super::*;
     use lb_model::PortKey;
-    use lb_model::{Check, ObjectName, Protocol, Question};
+    use lb_model::{Check, CheckMethod, ObjectName, Protocol};
     use lb_source::api_requests::ApiRequests;
 
     fn key() -> PortKey {
@@ -149,7 +149,7 @@ mod tests {
     fn wanted(endpoint: SocketAddr) -> Wanted {
         let interval = Duration::from_millis(20);
         let timeout = Duration::from_secs(5);
-        let check = Check { question: Question::Tcp, port: None, interval, timeout, failures: 2, successes: 2 };
+        let check = Check { method: CheckMethod::Tcp, port: None, interval, timeout, failures: 2, successes: 2 };
         [(key(), Checked { check, endpoints: [endpoint].into() })].into()
     }
 

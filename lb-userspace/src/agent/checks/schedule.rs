@@ -101,7 +101,7 @@ impl Schedule {
         }
     }
 
-    /// What is to be checked from now on. An endpoint whose question changed begins anew; so does one that comes back.
+    /// What is to be checked from now on. An endpoint whose method changed begins anew; so does one that comes back.
     pub fn set(&mut self, wanted: &Wanted, now: Instant) {
         let is_wanted =
             |(key, address): &Subject| wanted.get(key).is_some_and(|service| service.endpoints.contains(address));
@@ -120,7 +120,7 @@ impl Schedule {
 
     fn want(&mut self, subject: Subject, check: &Check, now: Instant) {
         if let Some(entry) = self.ids.get(&subject).and_then(|id| self.entries.get_mut(id)) {
-            if (&entry.check.question, entry.check.port) == (&check.question, check.port) {
+            if (&entry.check.method, entry.check.port) == (&check.method, check.port) {
                 entry.check.clone_from(check);
                 return;
             }

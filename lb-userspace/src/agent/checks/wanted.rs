@@ -48,7 +48,7 @@ mod tests {
     use lb_common::abi::Vip;
 
     use super::*;
-    use lb_model::{ObjectName, Question, RateLimit, Scheduler};
+    use lb_model::{CheckMethod, ObjectName, RateLimit, Scheduler};
     use lb_plan::plan::{DesiredEndpoint, Mark, OwnDrainLimits, SortedMap};
 
     fn endpoint(state: EndpointState) -> DesiredEndpoint {
@@ -69,7 +69,7 @@ mod tests {
     fn only_ready_endpoints_are_asked_and_never_an_address_of_a_service() {
         let key = |name: &str| PortKey { service: ObjectName::new("demo", name), port: 80, protocol: Protocol::Tcp };
         let check = Check {
-            question: Question::Tcp,
+            method: CheckMethod::Tcp,
             port: Some(9000),
             interval: Duration::from_secs(5),
             timeout: Duration::from_secs(1),

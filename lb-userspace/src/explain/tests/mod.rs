@@ -15,7 +15,7 @@ use lb_common::state::tcp_flag::ACK;
 
 use super::explanation::{CandidateView, Explanation};
 use super::question::packet;
-use super::{Question, Reported, Seat, Seen, explain};
+use super::{PacketAtHook, Reported, Seat, Seen, explain};
 use memory::{CLIENT, Memory, NOW_S, SERVICE, VIP, key};
 
 /// What is said of the packet at this hook.
@@ -26,7 +26,7 @@ fn at(memory: &Memory, seen: Seen, packet: Packet<4>) -> Explanation {
 /// [`at`] beside an agent that reports so much.
 fn at_beside(memory: &Memory, seen: Seen, packet: Packet<4>, reported: Reported) -> Explanation {
     let seat = Seat { program: seen, ifindex: 0, reason: String::new() };
-    explain(memory, Memory::settings(), Question { packet, port_is_assumed: false, seat, reported })
+    explain(memory, Memory::settings(), PacketAtHook { packet, port_is_assumed: false, seat, reported })
 }
 
 /// What is said of the next packet of the client pod.
@@ -165,7 +165,7 @@ fn schedulers_name_the_next_backend_where_no_chance_decides() {
     memory.change_service(|service| service.scheduler = scheduler::MAGLEV);
     let seat = Seat { program: Seen::PodIn, ifindex: 0, reason: String::new() };
     let question =
-        Question { packet: packet(&memory, key()), port_is_assumed: true, seat, reported: Reported::default() };
+        PacketAtHook { packet: packet(&memory, key()), port_is_assumed: true, seat, reported: Reported::default() };
     assert!(!explain(&memory, Memory::settings(), question).result.deterministic);
 }
 

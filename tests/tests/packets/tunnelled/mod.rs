@@ -13,9 +13,9 @@ use lb_tests::test_run::{Hook, Ran};
 const HOOKS: [Hook; 2] = [Hook::NodeIn, Hook::Xdp];
 
 /// The backends that the slots name in turn, and what is asked then.
-type Question = (&'static [Who], fn(&mut Scenario));
+type Case = (&'static [Who], fn(&mut Scenario));
 
-const QUESTIONS: [Question; 15] = [
+const CASES: [Case; 15] = [
     (&[Who::Away], a_connection_goes_whole_to_its_backends_node),
     (&[Who::AwayByTc], what_xdp_cannot_send_tc_does_and_its_flow_begins_once),
     (&[Who::Away, Who::Here, Who::Away], a_segment_of_another_nodes_flow_goes_where_that_one_sent_it_and_is_not_kept),
@@ -37,7 +37,7 @@ const QUESTIONS: [Question; 15] = [
 #[test]
 fn packets_become_what_they_must() {
     Scenario::with("tunnelled", |scenario| {
-        for (v6, (backends, ask)) in [false, true].into_iter().flat_map(|v6| QUESTIONS.map(|question| (v6, question))) {
+        for (v6, (backends, ask)) in [false, true].into_iter().flat_map(|v6| CASES.map(|case| (v6, case))) {
             scenario.v6 = v6;
             scenario.reset(backends);
             ask(scenario);

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use lb_common::abi::service_flags;
 
 use crate::plan::{DesiredService, FrontendKind, Set, Use, effect::Differing};
-use lb_model::{Check, Question, RateLimit};
+use lb_model::{Check, CheckMethod, RateLimit};
 
 /// Stands for a setting that is not given.
 const NONE: &str = "none";
@@ -88,12 +88,12 @@ fn ranges(sources: &BTreeSet<IpNet>) -> String {
 }
 
 fn check(check: &Check) -> String {
-    let question = match &check.question {
-        Question::Tcp => "tcp".to_owned(),
-        Question::Http { path } => format!("http {path}"),
+    let method = match &check.method {
+        CheckMethod::Tcp => "tcp".to_owned(),
+        CheckMethod::Http { path } => format!("http {path}"),
     };
     let port = check.port.map(|port| format!(" at port {port}")).unwrap_or_default();
     let (interval, timeout) = (check.interval.as_secs_f64(), check.timeout.as_secs_f64());
     let (failures, successes) = (check.failures, check.successes);
-    format!("{question}{port} every {interval} s, timeout {timeout} s, {failures} failures, {successes} successes")
+    format!("{method}{port} every {interval} s, timeout {timeout} s, {failures} failures, {successes} successes")
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use super::*;
 use crate::agent::checks::wanted::Checked;
-use lb_model::{ObjectName, Protocol, Question};
+use lb_model::{CheckMethod, ObjectName, Protocol};
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
@@ -19,7 +19,7 @@ fn key() -> PortKey {
 
 fn check() -> Check {
     let timeout = Duration::from_secs(1);
-    Check { question: Question::Tcp, port: None, interval: INTERVAL, timeout, failures: 2, successes: 1 }
+    Check { method: CheckMethod::Tcp, port: None, interval: INTERVAL, timeout, failures: 2, successes: 1 }
 }
 
 fn address(index: u16) -> SocketAddr {
@@ -183,8 +183,8 @@ async fn another_question_begins_anew_another_interval_does_not() {
     pass(&mut schedule, start, 3 * INTERVAL, Answer::Failed);
     schedule.set(&wanted(1, Check { interval: 2 * INTERVAL, ..check() }), start + 3 * INTERVAL);
     assert_eq!(schedule.failing().len(), 1);
-    let http = Question::Http { path: "/".into() };
-    schedule.set(&wanted(1, Check { question: http, ..check() }), start + 3 * INTERVAL);
+    let http = CheckMethod::Http { path: "/".into() };
+    schedule.set(&wanted(1, Check { method: http, ..check() }), start + 3 * INTERVAL);
     assert!(schedule.failing().is_empty());
     assert_eq!(schedule.len(), 1);
 }
