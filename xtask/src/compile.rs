@@ -154,7 +154,7 @@ impl Build {
         let how: &[&str] = match self {
             Self::Release => &["--profile", "release"],
             Self::Tour => &["-p", "lb-tests", "--bin", "ballast-demo"],
-            _ => &["-p", "lb-tests"],
+            Self::Programs | Self::Agent => &["-p", "lb-tests"],
         };
         let words = ["build", "--locked", "-p", "lb-userspace", "--bin", "ballast"].iter().chain(how).chain(more);
         let command = cmd("cargo", words).env("BALLAST_EBPF_OBJECT", workspace.object()).dir(&workspace.root);

@@ -100,6 +100,7 @@ fn as_the_agent() -> EbpfLoader<'static> {
     loader
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "program types of the library")]
 fn load(ebpf: &mut Ebpf) -> Result<Vec<ProgramSize>> {
     let mut sizes = Vec::new();
     for (name, program) in ebpf.programs_mut() {

@@ -100,9 +100,8 @@ pub(super) async fn side(handle: &mut Handle, ifindex: u32, point: Point) -> Res
         }
         Err(error) => return Err(DatapathError::kernel(format!("list the filters of interface {ifindex}"))(error)),
     };
-    let filters = answers.into_iter().filter_map(|answer| match answer {
-        RouteNetlinkMessage::NewTrafficFilter(filter) => Some(filter),
-        _ => None,
+    let filters = answers.into_iter().filter_map(|answer| {
+        if let RouteNetlinkMessage::NewTrafficFilter(filter) = answer { Some(filter) } else { None }
     });
     Ok(sort_out(filters))
 }
@@ -119,15 +118,11 @@ pub(super) async fn qdiscs(handle: &mut Handle) -> Result<Vec<(u32, String)>, Da
     let answers = request(handle, message, NLM_F_DUMP).await.map_err(DatapathError::kernel("list the qdiscs"))?;
     Ok(answers
         .into_iter()
-        .filter_map(|answer| match answer {
-            RouteNetlinkMessage::NewQueueDiscipline(qdisc) => {
-                let kind = qdisc.attributes.into_iter().find_map(|attribute| match attribute {
-                    TcAttribute::Kind(kind) => Some(kind),
-                    _ => None,
-                });
-                Some((u32::try_from(qdisc.header.index).ok()?, kind?))
-            }
-            _ => None,
+        .filter_map(|answer| {
+            let RouteNetlinkMessage::NewQueueDiscipline(qdisc) = answer else { return None };
+            let mut attributes = qdisc.attributes.into_iter();
+            let kind = attributes.find_map(|it| if let TcAttribute::Kind(kind) = it { Some(kind) } else { None });
+            Some((u32::try_from(qdisc.header.index).ok()?, kind?))
         })
         .collect())
 }
@@ -164,16 +159,14 @@ fn sort_out(filters: impl Iterator<Item = TcMessage>) -> Side {
 }
 
 fn describe(filter: &TcMessage) -> Filter {
-    let options = filter.attributes.iter().filter_map(|attribute| match attribute {
-        TcAttribute::Options(options) => Some(options),
-        _ => None,
-    });
+    let attributes = filter.attributes.iter();
+    let options = attributes.filter_map(|it| if let TcAttribute::Options(options) = it { Some(options) } else { None });
     let mut found = Filter { program: String::new(), program_id: 0 };
     for option in options.flatten() {
-        match option {
-            TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => found.program.clone_from(name),
-            TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => found.program_id = *id,
-            _ => {}
+        if let TcOption::Bpf(TcFilterBpfOption::ProgName(name)) = option {
+            found.program.clone_from(name);
+        } else if let TcOption::Bpf(TcFilterBpfOption::ProgId(id)) = option {
+            found.program_id = *id;
         }
     }
     found

@@ -145,10 +145,8 @@ impl DatapathError {
 
     /// Whether the interface went away while we worked on it: no fault, its removal is announced too.
     pub(super) fn is_gone(&self) -> bool {
-        match self {
-            Self::Kernel { source, .. } => source.raw_os_error() == Some(libc::ENODEV),
-            Self::Netlink { reason, .. } => reason.contains("(os error 19)"),
-            _ => false,
-        }
+        let by_errno = |source: &io::Error| source.raw_os_error() == Some(libc::ENODEV);
+        matches!(self, Self::Kernel { source, .. } if by_errno(source))
+            || matches!(self, Self::Netlink { reason, .. } if reason.contains("(os error 19)"))
     }
 }

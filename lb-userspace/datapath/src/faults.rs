@@ -61,18 +61,14 @@ impl Datapath {
 
     /// Attaches the socket programs again, and fills the program arrays, where one of them is at fault.
     pub(super) fn repair_at_once(&self, found: &mut [Found]) {
-        for at in [At::Cgroup, At::ProgramArrays] {
-            if !found.iter().any(|one| one.at == at) {
-                continue;
-            }
-            let done = match &self.cgroup {
-                Some(root) if at == At::Cgroup => {
-                    let mut created = Created::default();
-                    let done = cgroup_links::attach(root, &self.kernel.programs, self.attacher.pins(), &mut created);
-                    created.keep();
-                    done
-                }
-                _ => self.kernel.programs.fill_arrays(),
+        let mut places: Vec<At> = found.iter().map(|one| one.at).collect();
+        places.dedup();
+        for at in places {
+            let done = match at {
+                // The round attaches it.
+                At::Interface(..) => continue,
+                At::Cgroup => self.attach_to_cgroup(),
+                At::ProgramArrays => self.kernel.programs.fill_arrays(),
             };
             if let Err(error) = &done {
                 tracing::warn!(%error, "what somebody else changed is not put right");
@@ -83,15 +79,26 @@ impl Datapath {
         }
     }
 
+    fn attach_to_cgroup(&self) -> Result<(), DatapathError> {
+        let Some(root) = &self.cgroup else { return Ok(()) };
+        let mut created = Created::default();
+        let done = cgroup_links::attach(root, &self.kernel.programs, self.attacher.pins(), &mut created);
+        created.keep();
+        done
+    }
+
     /// After a round: those that it has put right are kept for who asks; one whose interface went is none.
     pub(super) fn keep_faults(&mut self, found: Vec<Found>) {
         for Found { mut fault, at } in found {
-            if let At::Interface(ifindex, point) = at {
-                let at = (ifindex, point);
-                fault.is_repaired = self.attacher.attached.contains_key(&at);
-                if !fault.is_repaired && !self.attacher.problems.contains_key(&at) {
-                    continue;
+            match at {
+                At::Interface(ifindex, point) => {
+                    let at = (ifindex, point);
+                    fault.is_repaired = self.attacher.attached.contains_key(&at);
+                    if !fault.is_repaired && !self.attacher.problems.contains_key(&at) {
+                        continue;
+                    }
                 }
+                At::Cgroup | At::ProgramArrays => {}
             }
             self.reports.keep_fault(fault);
         }

@@ -304,6 +304,7 @@ async fn read<T>(
     Ok(())
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "messages of the kernel, of which few matter")]
 fn take(net: &mut Net, message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Due> {
     match &message.payload {
         NetlinkPayload::InnerMessage(message) => match net.take(message) {

@@ -9,6 +9,9 @@
 //!
 //! What a kernel must have is found out by loading; [`Feature`] names what is done without where it is missing.
 
+// A new variant of an enum of ours must be handled wherever it matters: no wildcard hides it.
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 mod attach;
 mod beside;
 mod bpf_link;

@@ -140,6 +140,7 @@ fn lower_priority() {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "program types of the library")]
 fn load_program(name: &'static str, program: &mut Program) -> Result<Loaded, DatapathError> {
     let refused = |source| DatapathError::Program { name: name.to_owned(), source };
     match program {

@@ -89,6 +89,7 @@ pub(super) struct Wanted {
 
 impl Net {
     /// Takes a message in: a notification or a line of a listing.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "messages of the kernel, of which few matter")]
     pub fn take(&mut self, message: &RouteNetlinkMessage) -> Effect {
         match message {
             RouteNetlinkMessage::NewLink(link) => self.take_link(link),
@@ -250,10 +251,10 @@ pub fn is_node_address(address: IpAddr) -> bool {
 }
 
 fn standing(message: &AddressMessage) -> Standing {
-    let flags = message.attributes.iter().find_map(|attribute| match attribute {
-        AddressAttribute::Flags(flags) => Some(*flags),
-        _ => None,
-    });
+    let flags = message
+        .attributes
+        .iter()
+        .find_map(|attribute| if let AddressAttribute::Flags(flags) = attribute { Some(*flags) } else { None });
     // The header has room for the first eight of them.
     let flags = flags.unwrap_or_else(|| AddressFlags::from_bits_retain(message.header.flags.bits().into()));
     if flags.contains(AddressFlags::Dadfailed) {
@@ -267,6 +268,7 @@ fn standing(message: &AddressMessage) -> Standing {
     }
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "messages of the kernel, of which few matter")]
 fn interface(message: &LinkMessage) -> Option<Interface> {
     let flags = message.header.flags;
     let mut link = Interface {
@@ -300,10 +302,10 @@ fn default_interfaces(message: &RouteMessage) -> Vec<u32> {
     }
     let mut interfaces = Vec::new();
     for attribute in &message.attributes {
-        match attribute {
-            RouteAttribute::Oif(ifindex) => interfaces.push(*ifindex),
-            RouteAttribute::MultiPath(hops) => interfaces.extend(hops.iter().map(|hop| hop.interface_index)),
-            _ => {}
+        if let RouteAttribute::Oif(ifindex) = attribute {
+            interfaces.push(*ifindex);
+        } else if let RouteAttribute::MultiPath(hops) = attribute {
+            interfaces.extend(hops.iter().map(|hop| hop.interface_index));
         }
     }
     interfaces

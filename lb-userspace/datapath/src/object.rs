@@ -34,10 +34,8 @@ pub(super) fn read(programs: Option<&Path>) -> Result<Vec<u8>, DatapathError> {
     };
     let unusable = |reason: String| DatapathError::BadPrograms { path: path.into(), reason };
     let mut elf = fs::read(path).map_err(|error| unusable(error.to_string()))?;
-    show_i8_as_text(&mut elf).map_err(|error| match error {
-        DatapathError::BadObject { reason } => unusable(reason),
-        other => other,
-    })?;
+    show_i8_as_text(&mut elf)
+        .map_err(|error| if let DatapathError::BadObject { reason } = error { unusable(reason) } else { error })?;
     tracing::warn!("the programs are those of {}, not those in this binary (--programs)", path.display());
     Ok(elf)
 }

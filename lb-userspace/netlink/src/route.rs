@@ -45,10 +45,12 @@ pub async fn request(
         let (mut messages, mut is_whole) = (Vec::new(), true);
         while let Some(answer) = answers.next().await {
             is_whole &= answer.header.flags & NLM_F_DUMP_INTR == 0;
-            match answer.payload {
-                NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
-                NetlinkPayload::InnerMessage(message) => messages.push(message),
-                _ => {}
+            if let NetlinkPayload::InnerMessage(message) = answer.payload {
+                messages.push(message);
+            } else if let NetlinkPayload::Error(error) = answer.payload
+                && error.code.is_some()
+            {
+                return Err(error.to_io());
             }
         }
         if is_whole {
@@ -82,12 +84,9 @@ pub fn link_to(address: &[u8]) -> Option<u32> {
     };
     route.attributes.push(RouteAttribute::Destination(address.into()));
     let mut socket = Socket::open(netlink_sys::protocols::NETLINK_ROUTE).ok()??;
-    let answered = socket.ask(RouteNetlinkMessage::GetRoute(route), |message| match message {
-        RouteNetlinkMessage::NewRoute(route) => route.attributes.into_iter().find_map(|attribute| match attribute {
-            RouteAttribute::Oif(link) => Some(link),
-            _ => None,
-        }),
-        _ => None,
+    let answered = socket.ask(RouteNetlinkMessage::GetRoute(route), |message| {
+        let RouteNetlinkMessage::NewRoute(route) = message else { return None };
+        route.attributes.iter().find_map(|it| if let RouteAttribute::Oif(link) = it { Some(*link) } else { None })
     });
     answered.ok()?.last().copied()
 }

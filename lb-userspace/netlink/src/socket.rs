@@ -174,6 +174,7 @@ fn bytes<R: NetlinkSerializable>(request: &mut NetlinkMessage<R>, sequence: u32)
 }
 
 /// The result of a request, if the message is the end of its answer.
+#[allow(clippy::wildcard_enum_match_arm, reason = "payloads of the library")]
 fn end<A>(answer: &NetlinkPayload<A>) -> Option<io::Result<()>> {
     let number = match answer {
         // A list that was cut ends with an error number, too.
@@ -201,12 +202,11 @@ pub(super) fn unsteady() -> io::Error {
 }
 
 fn late(error: io::Error) -> io::Error {
-    match error.kind() {
-        io::ErrorKind::WouldBlock => {
-            io::Error::new(io::ErrorKind::TimedOut, format!("the kernel has not answered within {PART_TIMEOUT:?}"))
-        }
-        _ => error,
+    if error.kind() == io::ErrorKind::WouldBlock {
+        let text = format!("the kernel has not answered within {PART_TIMEOUT:?}");
+        return io::Error::new(io::ErrorKind::TimedOut, text);
     }
+    error
 }
 
 fn malformed(error: &DecodeError) -> io::Error {

@@ -1,5 +1,8 @@
 //! Sources of the truth: Kubernetes YAML in a file or folder, or a Kubernetes API. Both end in the same [`Snapshot`]s.
 
+// A new variant of an enum of ours must be handled wherever it matters: no wildcard hides it.
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 pub mod announce;
 pub mod api_requests;
 pub mod file;

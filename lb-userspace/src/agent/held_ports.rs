@@ -61,11 +61,14 @@ impl HeldPorts {
     /// The addresses whose node ports a socket at this one holds.
     fn met(&self, at: IpAddr) -> Vec<IpAddr> {
         let [any4, any6] = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
-        match at {
-            _ if at == any6 => vec![any6, any4],
-            _ if at.is_loopback() && !self.loopback[usize::from(at.is_ipv6())] => Vec::new(),
-            _ if at.is_loopback() => vec![if at.is_ipv4() { any4 } else { any6 }],
-            _ => vec![at],
+        if at == any6 {
+            vec![any6, any4]
+        } else if !at.is_loopback() {
+            vec![at]
+        } else if self.loopback[usize::from(at.is_ipv6())] {
+            vec![if at.is_ipv4() { any4 } else { any6 }]
+        } else {
+            Vec::new()
         }
     }
 }

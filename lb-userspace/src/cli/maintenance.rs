@@ -93,13 +93,13 @@ fn order(arguments: &Arguments) -> anyhow::Result<Option<String>> {
     let unchanged = match order {
         Order::On(_) if !answer.changed => "It was in maintenance already.\n",
         Order::Off(_) if !answer.changed => "It was not in maintenance.\n",
-        _ => "",
+        Order::List | Order::On(_) | Order::Off(_) => "",
     };
     let unserved = match order {
         Order::On(target) => {
             answer.targets.iter().any(|state| state.target == target.to_string() && state.endpoints == 0)
         }
-        _ => false,
+        Order::List | Order::Off(_) => false,
     };
     let nobody =
         if unserved { "No service has an endpoint there yet; one that comes takes no new flows.\n" } else { "" };

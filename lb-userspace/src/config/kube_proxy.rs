@@ -264,11 +264,12 @@ fn covers(known: &str, field: &str) -> bool {
 /// What kube-proxy takes for not given.
 fn is_zero(value: &Value) -> bool {
     match value {
-        Value::Null | Value::Bool(false) => true,
+        Value::Null => true,
+        Value::Bool(is_true) => !is_true,
         Value::Number(number) => number.as_f64() == Some(0.0),
         Value::String(text) => text.is_empty() || text == "0s",
         Value::Array(list) => list.is_empty(),
-        _ => false,
+        Value::Object(_) => false,
     }
 }
 
@@ -291,12 +292,10 @@ fn bind(value: &Value, port: u16, is_loopback: bool) -> Outcome {
 
 /// Loopback belongs to `all`, the default.
 fn localhost(_: &Source, value: &Value) -> Outcome {
-    match value {
-        Value::Bool(false) => {
-            Err("loopback belongs to nodeport-addresses: all; name the node's networks there instead".to_owned())
-        }
-        _ => Ok(None),
+    if *value == Value::Bool(false) {
+        return Err("loopback belongs to nodeport-addresses: all; name the node's networks there instead".to_owned());
     }
+    Ok(None)
 }
 
 fn node_ports(_: &Source, value: &Value) -> Outcome {

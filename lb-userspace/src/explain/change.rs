@@ -45,8 +45,45 @@ pub fn sentence(
         Outcome::Forwarded | Outcome::Replied => {
             "the end of the connection: the next one may meet another backend".to_owned()
         }
-        _ if action == Action::ToBackend && candidates < 2 => format!("a second ready endpoint of {service}"),
-        _ if action == Action::ToBackend => "a change of the backends, or an entry of an earlier connection".to_owned(),
-        _ => "another state of the tables".to_owned(),
+        Outcome::Selected
+        | Outcome::Moved
+        | Outcome::DirectTranslated
+        | Outcome::PortTranslated
+        | Outcome::AmbiguousUdp
+        | Outcome::DroppedTableFull
+        | Outcome::DroppedMalformed
+        | Outcome::DroppedRewrite
+        | Outcome::HandedToTc
+        | Outcome::SocketConnected
+        | Outcome::SocketSent
+        | Outcome::SocketReplied
+        | Outcome::Fragment
+        | Outcome::EventLost
+        | Outcome::Retried
+        | Outcome::SuppressedRefusal
+        | Outcome::Probed
+        | Outcome::Ejected
+        | Outcome::Cleared
+        | Outcome::EchoReplied
+        | Outcome::IcmpTranslated
+        | Outcome::FragmentFollowed
+        | Outcome::DroppedFragment
+        | Outcome::SocketMoved
+        | Outcome::Masqueraded
+        | Outcome::RefusedTooBig
+        | Outcome::DroppedHopLimit
+        | Outcome::RefusedBind
+        | Outcome::Tunnelled
+        | Outcome::DroppedNoPeer
+        | Outcome::DroppedNotHere
+        | Outcome::SelectedByTuple
+        | Outcome::Resumed
+        | Outcome::FastPath
+        | Outcome::NoProgram
+        | Outcome::AnswerLimited => match action {
+            Action::ToBackend if candidates < 2 => format!("a second ready endpoint of {service}"),
+            Action::ToBackend => "a change of the backends, or an entry of an earlier connection".to_owned(),
+            Action::Pass | Action::ToClient | Action::Refuse | Action::Drop => "another state of the tables".to_owned(),
+        },
     }
 }

@@ -39,7 +39,7 @@ impl PodName {
     fn at(&self, address: IpAddr) -> String {
         match address {
             IpAddr::V6(address) if self.rest.starts_with(':') => format!("[{address}]{}", self.rest),
-            address => format!("{address}{}", self.rest),
+            IpAddr::V4(_) | IpAddr::V6(_) => format!("{address}{}", self.rest),
         }
     }
 }

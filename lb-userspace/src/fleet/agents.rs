@@ -84,10 +84,8 @@ pub async fn find(client: &Client, namespace: &str, labels: &str) -> Result<Agen
 
 /// The API server's own sentence, where it has answered.
 pub(super) fn said(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
-        other => other.to_string(),
-    }
+    let status = if let kube::Error::Api(status) = error { status.message.as_str() } else { "" };
+    if status.is_empty() { error.to_string() } else { status.to_owned() }
 }
 
 /// The names of all nodes, and nothing else of them.

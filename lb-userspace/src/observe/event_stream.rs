@@ -169,7 +169,7 @@ impl EventReader {
         self.silent_at = Instant::now() + SILENCE;
         match serde_json::from_str(&line).map_err(io::Error::from)? {
             Line::Full(readers) => Err(StreamError::Full(readers)),
-            line => Ok(line),
+            line @ (Line::Event(_) | Line::Lost(_) | Line::Alive) => Ok(line),
         }
     }
 }

@@ -42,6 +42,7 @@ pub enum ListenError {
 /// Listens at once, so that an address that cannot be had is found before anything is attached.
 ///
 /// `[::]` takes both families, whatever `net.ipv6.bindv6only` says; where the kernel has no IPv6, it is `0.0.0.0`.
+#[allow(clippy::wildcard_enum_match_arm, reason = "errors of the operating system")]
 pub fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, ListenError> {
     let is_any = address.is_ipv6() && address.ip().is_unspecified();
     let bound = match bind(address) {

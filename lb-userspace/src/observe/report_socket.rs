@@ -131,6 +131,7 @@ pub fn events(run_dir: &Path) -> Result<UnixStream, AskError> {
     Ok(stream)
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "errors of the operating system")]
 fn connect(path: &Path) -> Result<UnixStream, AskError> {
     let path = path.to_owned();
     UnixStream::connect(&path).map_err(|error| match error.kind() {

@@ -3,6 +3,9 @@
 //! Opening compares each map's type, key size and value size with the records of [`lb_common::abi`].
 //! Minimum kernel: 5.8 (ring buffer); the programs behind the maps need more.
 
+// A new variant of an enum of ours must be handled wherever it matters: no wildcard hides it.
+#![cfg_attr(not(test), warn(clippy::wildcard_enum_match_arm))]
+
 mod client_shares;
 mod connections;
 mod error;
@@ -160,6 +163,7 @@ fn open<T: TryFrom<AyaMap, Error = aya::maps::MapError>>(dir: &Path, map: &'stat
     AyaMap::from_map_data(opened).and_then(T::try_from).map_err(|error| layout_error(dir, map, error))
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "errors of the library")]
 fn layout_error(dir: &Path, map: &'static str, error: aya::maps::MapError) -> MapError {
     use aya::maps::MapError as Aya;
     let path = path_of(dir, map);

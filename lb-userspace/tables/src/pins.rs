@@ -11,6 +11,7 @@ use aya_obj::generated::{BPF_F_RDONLY, bpf_cmd};
 use crate::MapError;
 
 /// Opens the map that is pinned in this folder.
+#[allow(clippy::wildcard_enum_match_arm, reason = "errors of the library")]
 pub(crate) fn data(dir: &Path, map: &'static str) -> Result<MapData, MapError> {
     let path = dir.join(map);
     MapData::from_pin(&path).map_err(|error| match error {
@@ -32,9 +33,13 @@ struct Object {
 
 /// Opens the map that is pinned at this path for reading alone: the kernel refuses every write by such a descriptor.
 pub(crate) fn read_only(path: &Path, map: &'static str) -> Result<MapData, MapError> {
-    let failed = |source: io::Error| match source.kind() {
-        io::ErrorKind::NotFound => MapError::Missing { map, path: path.to_owned() },
-        _ => MapError::Open { map, path: path.to_owned(), source },
+    let failed = |source: io::Error| {
+        let path = path.to_owned();
+        if source.kind() == io::ErrorKind::NotFound {
+            MapError::Missing { map, path }
+        } else {
+            MapError::Open { map, path, source }
+        }
     };
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| failed(io::Error::other(error)))?;
     let mut object = Object { path: name.as_ptr() as u64, descriptor: 0, flags: BPF_F_RDONLY };

@@ -267,7 +267,11 @@ impl Need {
     pub fn estimate(&self) -> u64 {
         match self.install {
             Install::Unpacked { seconds, .. } if debian::can_unpack() => seconds,
-            _ => self.seconds,
+            Install::Apt(_)
+            | Install::BpfLinker { .. }
+            | Install::Crate { .. }
+            | Install::Go(_)
+            | Install::Unpacked { .. } => self.seconds,
         }
     }
 

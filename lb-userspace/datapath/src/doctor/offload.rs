@@ -70,14 +70,9 @@ fn id_of(file: &File) -> io::Result<Option<i32>> {
     let Some(mut socket) = Socket::open(NETLINK_ROUTE)? else { return Ok(None) };
     let mut question = NsidMessage::default();
     question.attributes.extend(u32::try_from(file.as_raw_fd()).ok().map(NsidAttribute::Fd));
-    let found = socket.ask(RouteNetlinkMessage::GetNsId(question), |message| match message {
-        RouteNetlinkMessage::NewNsId(answered) => {
-            answered.attributes.into_iter().find_map(|attribute| match attribute {
-                NsidAttribute::Id(id) => Some(id),
-                _ => None,
-            })
-        }
-        _ => None,
+    let found = socket.ask(RouteNetlinkMessage::GetNsId(question), |message| {
+        let RouteNetlinkMessage::NewNsId(answered) = message else { return None };
+        answered.attributes.iter().find_map(|it| if let NsidAttribute::Id(id) = it { Some(*id) } else { None })
     })?;
     Ok(found.last().copied())
 }

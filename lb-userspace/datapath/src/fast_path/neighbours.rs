@@ -44,9 +44,9 @@ pub(super) async fn of(handle: &Handle, bridge: u32) -> Result<Option<BTreeSet<A
 }
 
 fn link_layer(line: &NeighbourMessage) -> Option<Address> {
-    line.attributes.iter().find_map(|attribute| match attribute {
-        NeighbourAttribute::LinkLayerAddress(address) => address.as_slice().try_into().ok(),
-        _ => None,
+    line.attributes.iter().find_map(|attribute| {
+        let NeighbourAttribute::LinkLayerAddress(address) = attribute else { return None };
+        address.as_slice().try_into().ok()
     })
 }
 
@@ -58,10 +58,9 @@ pub(super) async fn port(handle: &mut Handle, bridge: u32, address: Address) -> 
     message.attributes =
         vec![NeighbourAttribute::LinkLayerAddress(address.to_vec()), NeighbourAttribute::Controller(bridge)];
     match request(handle, RouteNetlinkMessage::GetNeighbour(message), 0).await {
-        Ok(answers) => Ok(answers.iter().find_map(|answer| match answer {
-            RouteNetlinkMessage::NewNeighbour(line) => link(line),
-            _ => None,
-        })),
+        Ok(answers) => Ok(answers
+            .iter()
+            .find_map(|answer| if let RouteNetlinkMessage::NewNeighbour(line) = answer { link(line) } else { None })),
         // The last two: the bridge itself has gone.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::ENODEV)) => Ok(None),
         Err(error) => Err(DatapathError::kernel("ask a bridge for an address")(error)),

@@ -148,9 +148,8 @@ fn listed(response: InetResponse, protocol: u8) -> Listed {
     let id = response.header.socket_id;
     // Two words, the lower one first, each as the machine has it.
     let [low, high] = [0, 4].map(|at| u64::from(word(&id.cookie, at).unwrap_or_default()));
-    let unanswered = response.nlas.iter().find_map(|found| match found {
-        Nla::TcpInfo(info) if protocol == TCP => unanswered(info),
-        _ => None,
+    let unanswered = response.nlas.iter().find_map(|found| {
+        if let Nla::TcpInfo(info) = found { unanswered(info).filter(|_| protocol == TCP) } else { None }
     });
     let place = |address: IpAddr, port| SocketAddr::new(address.to_canonical(), port);
     Listed {

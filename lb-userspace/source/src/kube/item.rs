@@ -237,10 +237,7 @@ impl<'de> Visitor<'de> for Part<'_> {
 }
 
 fn text<'de, A: MapAccess<'de>>(map: &mut A) -> Result<Option<String>, A::Error> {
-    Ok(match map.next_value::<Value>()? {
-        Value::String(text) => Some(text),
-        _ => None,
-    })
+    Ok(if let Value::String(text) = map.next_value()? { Some(text) } else { None })
 }
 
 #[cfg(test)]

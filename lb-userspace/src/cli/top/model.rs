@@ -1,5 +1,7 @@
 //! What the screen of `top` shows, and what the keys change. Pure.
 
+#![allow(clippy::wildcard_enum_match_arm, reason = "a key that is not named does nothing")]
+
 use std::cmp::Ordering;
 
 use super::keys::Key;
@@ -184,10 +186,8 @@ impl Model {
     }
 
     fn backend_keys(&self) -> Vec<String> {
-        match self.view() {
-            View::Backends(_, Some(service)) => service.backends.iter().map(backend_key).collect(),
-            _ => Vec::new(),
-        }
+        let View::Backends(_, Some(service)) = self.view() else { return Vec::new() };
+        service.backends.iter().map(backend_key).collect()
     }
 
     fn follow(&mut self) {

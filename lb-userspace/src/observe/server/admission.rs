@@ -83,7 +83,7 @@ fn source(peer: IpAddr) -> IpAddr {
         IpAddr::V6(address) if !address.is_loopback() => {
             Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into()
         }
-        other => other,
+        other @ (IpAddr::V4(_) | IpAddr::V6(_)) => other,
     }
 }
 
