@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use crate::observe::report::{FillReport, PassReport};
 use lb_model::Snapshot;
-use lb_plan::plan::ProgrammedState;
+use lb_plan::plan::{Part, ProgrammedState};
 
 /// All of it.
 pub(super) fn whole(snapshot: &Snapshot) -> PassReport {
@@ -34,33 +34,11 @@ pub(super) fn difference(before: &Snapshot, after: &Snapshot) -> PassReport {
 
 /// How full the tables are, by what was written to them.
 pub(super) fn fill(programmed: &ProgrammedState) -> BTreeMap<String, FillReport> {
-    use lb_common::abi::map_name as name;
-    use lb_model::Family::{V4, V6};
-    let capacities = programmed.capacities();
-    let backends = |family| programmed.backends().records().keys().filter(|id| id.family == family).count() as u64;
-    let slots = programmed.slots().count();
-    let tables = [
-        (name::SERVICES4, u64::from(programmed.frontend_count(V4)), capacities.frontends4),
-        (name::SERVICES6, u64::from(programmed.frontend_count(V6)), capacities.frontends6),
-        (name::BACKENDS4, backends(V4), capacities.backends4),
-        (name::BACKENDS6, backends(V6), capacities.backends6),
-        (name::ENDPOINTS4, u64::from(programmed.endpoint_count(V4)), capacities.endpoints4),
-        (name::ENDPOINTS6, u64::from(programmed.endpoint_count(V6)), capacities.endpoints6),
-        (name::SLOTS, slots as u64, capacities.slots),
-        (
-            name::NAMES,
-            programmed.services().iter().filter(|(_, service)| service.name.is_some()).count() as u64,
-            capacities.names,
-        ),
-        (name::SOURCES4, u64::from(programmed.source_count(V4)), capacities.sources4),
-        (name::SOURCES6, u64::from(programmed.source_count(V6)), capacities.sources6),
-        (name::VIPS4, u64::from(programmed.vip_count(V4)), capacities.vips4),
-        (name::VIPS6, u64::from(programmed.vip_count(V6)), capacities.vips6),
-    ];
-    let report = |(name, entries, capacity): (&str, u64, u32)| {
-        (name.to_owned(), FillReport { entries, capacity: capacity.into() })
+    let fill = |part: Part| {
+        let (entries, capacity) = (programmed.count(part)? as u64, programmed.capacities().of(part).into());
+        Some((part.name().to_owned(), FillReport { entries, capacity }))
     };
-    tables.into_iter().map(report).collect()
+    Part::ALL.into_iter().filter_map(fill).collect()
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ mod tests {
     use lb_model::{Monotonic, Snapshot};
     use lb_objects::manifest;
     use lb_plan::apply::{self, MemoryStore, Programmer};
-    use lb_plan::plan::{Capacities, NodeFacts, PlanSettings};
+    use lb_plan::plan::{Capacities, NodeFacts, Part, PlanSettings};
     use lb_source::SourceStatus;
 
     const THRESHOLDS: Thresholds = Thresholds {
@@ -136,7 +136,7 @@ endpoints: [{addresses: [10.0.0.1]}]
     /// It has a name and a remedy of its own, and no write fails.
     #[test]
     fn a_change_that_a_map_has_no_room_for_fails_no_probe() {
-        let small = Capacities { slots: 0, ..Capacities::all(9) };
+        let small = Capacities::all(9).with(Part::Slots, 0);
         let mut programmer =
             Programmer::restore(MemoryStore::new(small), PlanSettings::default(), at(10)).expect("empty tables");
         let (mut progress, facts) = (Progress::default(), NodeFacts::default());

@@ -82,6 +82,11 @@ impl MapSet {
         self.opened.get(&M::ID).map(|opened| Table::at(opened.clone()))
     }
 
+    /// How many elements the map has room for; 0: there is no such map.
+    pub fn capacity(&self, map: MapId) -> u32 {
+        self.opened.get(&map).map_or(0, |opened| opened.capacity)
+    }
+
     /// Takes an element out by a key that may make no sense. One of another size is nowhere.
     pub fn remove_bytes(&self, map: MapId, key: &[u8]) -> io::Result<()> {
         self.opened.get(&map).map_or(Ok(()), |opened| opened.remove_bytes(key))

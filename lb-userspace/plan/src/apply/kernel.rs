@@ -207,21 +207,7 @@ impl Sorted<'_> {
 
 impl Store for KernelStore {
     fn capacities(&self) -> Capacities {
-        let maps = &self.maps;
-        Capacities {
-            frontends4: maps.of::<map::Services<4>>().capacity(),
-            frontends6: maps.of::<map::Services<16>>().capacity(),
-            backends4: maps.of::<map::Backends<4>>().capacity(),
-            backends6: maps.of::<map::Backends<16>>().capacity(),
-            endpoints4: maps.of::<map::Endpoints<4>>().capacity(),
-            endpoints6: maps.of::<map::Endpoints<16>>().capacity(),
-            slots: maps.of::<map::Slots>().capacity(),
-            names: maps.of::<map::Names>().capacity(),
-            sources4: maps.of::<map::Sources<4>>().capacity(),
-            sources6: maps.of::<map::Sources<16>>().capacity(),
-            vips4: maps.of::<map::Vips<4>>().capacity(),
-            vips6: maps.of::<map::Vips<16>>().capacity(),
-        }
+        Capacities::new(|part| part.map().map_or(0, |map| self.maps.capacity(map)))
     }
 
     fn load_part(&self, part: Part, loaded: &mut Loaded) -> Result<(), StoreError> {

@@ -74,7 +74,7 @@ impl MemoryStore {
 
     /// A size for tests: large enough not to matter.
     pub fn roomy() -> Self {
-        Self::new(Capacities { slots: 10_000, ..Capacities::all(1000) })
+        Self::new(Capacities::all(1000).with(Part::Slots, 10_000))
     }
 
     /// No reader holds a copy of an entry any more, as when an agent starts: that takes longer than a program runs.
@@ -96,11 +96,16 @@ impl MemoryStore {
         }
     }
 
+    fn check_room(&self, part: Part, used: usize) -> Result<(), StoreError> {
+        let has_room = used < self.capacities.of(part) as usize;
+        if has_room { Ok(()) } else { Err(StoreError::Full(part.name())) }
+    }
+
     fn put_frontend(&mut self, frontend: Frontend, entry: abi::Service) -> Result<(), StoreError> {
         let family = Family::of(frontend.address);
-        let used = self.frontends.keys().filter(|other| Family::of(other.address) == family).count();
-        if !self.frontends.contains_key(&frontend) && used >= self.capacities.frontends(family) as usize {
-            return Err(StoreError::Full("services"));
+        if !self.frontends.contains_key(&frontend) {
+            let others = self.frontends.keys().filter(|other| Family::of(other.address) == family);
+            self.check_room(Part::Services(family), others.count())?;
         }
         self.frontends.insert(frontend, entry);
         self.held.push_back((frontend, entry));
@@ -112,10 +117,9 @@ impl MemoryStore {
 
     /// As the kernel's map: at its capacity it takes no new key, and what is there can be written over.
     fn put_endpoint(&mut self, id: BackendId, record: &BackendRecord) -> Result<(), StoreError> {
-        let used = self.endpoints.keys().filter(|(address, _)| Family::of(*address) == id.family).count();
-        let is_new = plan::named(id, record).is_some_and(|named| !self.endpoints.contains_key(&named.key));
-        if is_new && used >= self.capacities.endpoints(id.family) as usize {
-            return Err(StoreError::Full("endpoints"));
+        if plan::named(id, record).is_some_and(|named| !self.endpoints.contains_key(&named.key)) {
+            let others = self.endpoints.keys().filter(|(address, _)| Family::of(*address) == id.family);
+            self.check_room(Part::Endpoints(id.family), others.count())?;
         }
         plan::put_endpoint(&mut self.endpoints, &self.backends, id, record);
         Ok(())
@@ -123,9 +127,9 @@ impl MemoryStore {
 
     fn put_source(&mut self, id: u32, network: IpNet) -> Result<(), StoreError> {
         let family = Family::of(network.addr());
-        let used = self.sources.keys().filter(|(_, other)| Family::of(other.addr()) == family).count();
-        if !self.sources.contains_key(&(id, network)) && used >= self.capacities.sources(family) as usize {
-            return Err(StoreError::Full("sources"));
+        if !self.sources.contains_key(&(id, network)) {
+            let others = self.sources.keys().filter(|(_, other)| Family::of(other.addr()) == family);
+            self.check_room(Part::Sources(family), others.count())?;
         }
         self.sources.insert((id, network), abi::Source { service: id });
         Ok(())
@@ -133,9 +137,9 @@ impl MemoryStore {
 
     fn put_vip(&mut self, address: IpAddr, vip: abi::Vip) -> Result<(), StoreError> {
         let family = Family::of(address);
-        let used = self.vips.keys().filter(|other| Family::of(**other) == family).count();
-        if !self.vips.contains_key(&address) && used >= self.capacities.vips(family) as usize {
-            return Err(StoreError::Full("vips"));
+        if !self.vips.contains_key(&address) {
+            let others = self.vips.keys().filter(|other| Family::of(**other) == family);
+            self.check_room(Part::Vips(family), others.count())?;
         }
         self.vips.insert(address, vip);
         Ok(())

@@ -10,7 +10,7 @@ use super::{
     ApplyError, Report, Store, backlog::Backlog, endpoints, pending::Pending, subject::Subject, writer::Writer,
 };
 use crate::plan::{
-    BackendId, Changes, Desired, DesiredService, Hold, Inputs, MaglevTables, NodeFacts, PlanSettings, Planner,
+    BackendId, Changes, Desired, DesiredService, Hold, Inputs, MaglevTables, NodeFacts, Part, PlanSettings, Planner,
     ProgrammedState, restore,
 };
 use lb_model::{Family, Monotonic, ObjectName, PortKey, Snapshot};
@@ -44,10 +44,10 @@ impl<S: Store> Programmer<S> {
         let mut loaded = store.load()?;
         endpoints::distrust_unnamed(&mut loaded);
         let capacities = store.capacities();
-        settings.slots = capacities.slots;
+        settings.slots = capacities.of(Part::Slots);
         // Two that begin alike cannot both be ours: the larger one shows which frontends to write again.
         let ranges: BTreeMap<u32, _> =
-            loaded.ranges(capacities.slots).into_iter().map(|range| (range.base, range)).collect();
+            loaded.ranges(settings.slots).into_iter().map(|range| (range.base, range)).collect();
         let ranges: Vec<_> = ranges.into_values().collect();
         let slots = store.slots(&ranges)?;
         loaded.slots = ranges.into_iter().zip(slots).collect();

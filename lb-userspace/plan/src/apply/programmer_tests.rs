@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::*;
 use crate::{
     apply::MemoryStore,
-    plan::{Capacities, DrainEnds},
+    plan::{Capacities, DrainEnds, Part},
 };
 use lb_objects::manifest::snapshot;
 
@@ -273,7 +273,7 @@ fn a_name_that_was_lost_does_not_keep_its_service_alive() {
 #[test]
 fn a_full_table_keeps_nobody_from_ending() {
     // Room for one slot, and for as many that are kept free.
-    let small = Capacities { slots: 2, ..Capacities::all(9) };
+    let small = Capacities::all(9).with(Part::Slots, 2);
     let mut programmer =
         Programmer::restore(MemoryStore::new(small), PlanSettings::without_drain_max(), at(10)).unwrap();
     programmer.sync(&snapshot(WEB), &NodeFacts::default(), at(10));

@@ -11,7 +11,7 @@ use std::{
 use lb_common::abi::{self, backend_state};
 
 use super::{
-    BackendId, BackendRecord, Desired, DesiredEndpoint, DesiredService, MaglevTables, Op, PlanSettings,
+    BackendId, BackendRecord, Desired, DesiredEndpoint, DesiredService, MaglevTables, Op, Part, PlanSettings,
     ProgrammedService, ProgrammedState, Set, SortedMap,
     layout::Member,
     life::{self, DrainLimits, Step},
@@ -51,9 +51,7 @@ pub fn diff_service(
     let id = match (known, wanted) {
         (Some(id), _) => id,
         (None, None) => return Ok(Vec::new()),
-        (None, Some(_)) => {
-            programmed.free_service_id().ok_or_else(|| full_for(key, "names", programmed.capacities().names))?
-        }
+        (None, Some(_)) => programmed.free_service_id().ok_or_else(|| full_for(key, Part::Names, programmed))?,
     };
     let mut draft = Draft::new(key, id, wanted, programmed, settings, now);
     if let Some(wanted) = wanted {
@@ -108,12 +106,11 @@ pub fn withdrawals(
 /// The operation that brings what becomes of unserved packets to `address` to what is wanted; `None`: it is there.
 pub fn diff_vip(address: IpAddr, desired: &Desired, programmed: &ProgrammedState) -> Result<Option<Op>, Refusal> {
     let (wanted, written) = (desired.vips.get(&address).copied(), programmed.vips().get(address).copied());
-    let family = Family::of(address);
+    let part = Part::Vips(Family::of(address));
     match (wanted, written) {
         (Some(wanted), Some(written)) if wanted == written => Ok(None),
-        (Some(_), None) if programmed.vip_count(family) >= programmed.capacities().vips(family) => {
-            let map = if family == Family::V4 { "vips4" } else { "vips6" };
-            Err(full(format_args!("address {address}"), map, programmed.capacities().vips(family)))
+        (Some(_), None) if !has_room(part, 1, programmed) => {
+            Err(full(format_args!("address {address}"), part, programmed))
         }
         (Some(vip), _) => Ok(Some(Op::WriteVip { address, vip })),
         (None, Some(_)) => Ok(Some(Op::RemoveVip { address })),
@@ -121,11 +118,16 @@ pub fn diff_vip(address: IpAddr, desired: &Desired, programmed: &ProgrammedState
     }
 }
 
-fn full_for(key: &PortKey, map: &str, capacity: u32) -> Refusal {
-    full(format_args!("Service {key}"), map, capacity)
+fn has_room(part: Part, new: usize, programmed: &ProgrammedState) -> bool {
+    programmed.count(part).is_none_or(|count| count + new <= programmed.capacities().of(part) as usize)
 }
 
-fn full(what: impl fmt::Display, map: &str, capacity: u32) -> Refusal {
+fn full_for(key: &PortKey, part: Part, programmed: &ProgrammedState) -> Refusal {
+    full(format_args!("Service {key}"), part, programmed)
+}
+
+fn full(what: impl fmt::Display, part: Part, programmed: &ProgrammedState) -> Refusal {
+    let (map, capacity) = (part.name(), programmed.capacities().of(part));
     Refusal::new(
         what.to_string(),
         format!("map {map} is full ({capacity} elements); the old state is kept"),
@@ -281,10 +283,7 @@ impl<'a> Draft<'a> {
         free: Option<(BackendId, u32)>,
     ) -> Result<(BackendId, u32), Refusal> {
         let Some((id, generation)) = free else {
-            return Err(match Family::of(address.ip()) {
-                Family::V4 => full_for(self.key, "backends4", self.programmed.capacities().backends4),
-                Family::V6 => full_for(self.key, "backends6", self.programmed.capacities().backends6),
-            });
+            return Err(full_for(self.key, Part::Backends(Family::of(address.ip())), self.programmed));
         };
         let blank = BackendRecord {
             address,
@@ -306,14 +305,16 @@ impl<'a> Draft<'a> {
     fn check_endpoints(&self) -> Result<(), Refusal> {
         let written = self.ops.iter().filter_map(named::key_of);
         let new: BTreeSet<(IpAddr, u32)> = written.filter(|key| !self.programmed.has_endpoint(key)).collect();
-        for (family, map) in [(Family::V4, "endpoints4"), (Family::V6, "endpoints6")] {
+        Family::ALL.into_iter().try_for_each(|family| {
             let new = new.iter().filter(|(address, _)| Family::of(*address) == family).count();
-            let capacity = self.programmed.capacities().endpoints(family);
-            if new > 0 && self.programmed.endpoint_count(family) as usize + new > capacity as usize {
-                return Err(full_for(self.key, map, capacity));
-            }
-        }
-        Ok(())
+            self.check_room(Part::Endpoints(family), new)
+        })
+    }
+
+    /// Refuses so many new entries if there is no room for them.
+    fn check_room(&self, part: Part, new: usize) -> Result<(), Refusal> {
+        let is_fine = new == 0 || has_room(part, new, self.programmed);
+        if is_fine { Ok(()) } else { Err(full_for(self.key, part, self.programmed)) }
     }
 
     /// Other nodes name a backend without its port. Where the name leads to one that is retired here, another one of the same address gets it,

@@ -3,14 +3,18 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use super::*;
-use crate::plan::{Capacities, Frontend, FrontendKind, NodeFacts, Range, Use, plan, sweep};
+use crate::plan::{Capacities, Frontend, FrontendKind, NodeFacts, Part, Range, Use, plan, sweep};
 use lb_model::{
     Endpoint, Exposure, ObjectName, Protocol, Scheduler, Service as ModelService, ServicePort, Slice, SlicePort,
     Snapshot, TrafficPolicy,
 };
 use lb_tables::from_chars;
 
-const CAPACITIES: Capacities = Capacities { backends4: 4, backends6: 4, slots: 4, ..Capacities::all(2) };
+fn capacities() -> Capacities {
+    Family::ALL
+        .into_iter()
+        .fold(Capacities::all(2).with(Part::Slots, 4), |all, family| all.with(Part::Backends(family), 4))
+}
 
 fn snapshot(endpoints: &[&str]) -> Snapshot {
     let name = ObjectName::new("default", "web");
@@ -87,7 +91,7 @@ fn record_all(programmed: &mut ProgrammedState, ops: &[Op]) {
 
 #[test]
 fn a_new_service_is_written_from_its_name_to_its_entry() {
-    let ops = diff(&ProgrammedState::new(CAPACITIES), &["10.0.0.1", "10.0.0.2"]).unwrap();
+    let ops = diff(&ProgrammedState::new(capacities()), &["10.0.0.1", "10.0.0.2"]).unwrap();
     let [Op::WriteName { id: 1, name }, backends @ .., Op::WriteSlots { base: 0, slots }, last] = ops.as_slice() else {
         panic!("{ops:?}");
     };
@@ -137,7 +141,7 @@ fn a_new_service_is_written_from_its_name_to_its_entry() {
 
 #[test]
 fn what_is_written_is_not_written_again() {
-    let mut programmed = ProgrammedState::new(CAPACITIES);
+    let mut programmed = ProgrammedState::new(capacities());
     let ops = diff(&programmed, &["10.0.0.1"]).unwrap();
     record_all(&mut programmed, &ops);
     assert_eq!(diff(&programmed, &["10.0.0.1"]).unwrap(), []);
@@ -145,7 +149,7 @@ fn what_is_written_is_not_written_again() {
 
 #[test]
 fn a_change_writes_beside_the_old_range_and_retires_last() {
-    let mut programmed = ProgrammedState::new(CAPACITIES);
+    let mut programmed = ProgrammedState::new(capacities());
     let ops = diff(&programmed, &["10.0.0.1"]).unwrap();
     record_all(&mut programmed, &ops);
     let ops = diff(&programmed, &["10.0.0.2"]).unwrap();
@@ -163,7 +167,7 @@ fn a_change_writes_beside_the_old_range_and_retires_last() {
 
 #[test]
 fn an_id_that_comes_back_has_another_generation_also_after_a_restart() {
-    let mut programmed = ProgrammedState::new(CAPACITIES);
+    let mut programmed = ProgrammedState::new(capacities());
     let id = BackendId { family: Family::V4, id: 1 };
     assert_eq!(programmed.backends().free(Family::V4).next(), Some((id, 1)));
     let ops = diff(&programmed, &["10.0.0.1"]).unwrap();
@@ -176,7 +180,7 @@ fn an_id_that_comes_back_has_another_generation_also_after_a_restart() {
     assert_eq!(programmed.backends().free(Family::V4).next(), Some((id, 3)));
     let free = BackendRecord { state: backend_state::FREE, ..gone };
     let loaded = crate::plan::Loaded { backends: vec![(id, free)], ..Default::default() };
-    assert_eq!(crate::plan::restore(CAPACITIES, loaded).backends().free(Family::V4).next(), Some((id, 3)));
+    assert_eq!(crate::plan::restore(capacities(), loaded).backends().free(Family::V4).next(), Some((id, 3)));
 }
 
 #[test]
@@ -184,17 +188,17 @@ fn each_full_table_is_named_and_nothing_is_half_done() {
     let refusal =
         |capacities, endpoints: &[&str]| diff(&ProgrammedState::new(capacities), endpoints).unwrap_err().reason;
     let two = ["10.0.0.1", "10.0.0.2"];
-    assert!(refusal(Capacities { names: 0, ..CAPACITIES }, &two).contains("map names is full (0 elements)"));
-    assert!(refusal(Capacities { frontends4: 0, ..CAPACITIES }, &two).contains("map services4 is full"));
-    assert!(refusal(Capacities { slots: 1, ..CAPACITIES }, &two).contains("map slots is full"));
+    assert!(refusal(capacities().with(Part::Names, 0), &two).contains("map names is full (0 elements)"));
+    assert!(refusal(capacities().with(Part::Services(Family::V4), 0), &two).contains("map services4 is full"));
+    assert!(refusal(capacities().with(Part::Slots, 1), &two).contains("map slots is full"));
     // Id 0 is never used, so two elements hold one backend.
-    assert!(refusal(Capacities { backends4: 2, ..CAPACITIES }, &two).contains("map backends4 is full"));
+    assert!(refusal(capacities().with(Part::Backends(Family::V4), 2), &two).contains("map backends4 is full"));
 }
 
 /// The map that other nodes find backends of this node by holds a backend for each address and service port.
 #[test]
 fn backends_of_this_node_without_room_among_the_endpoints_are_refused_by_name() {
-    let small = Capacities { endpoints4: 1, ..Capacities::all(9) };
+    let small = Capacities::all(9).with(Part::Endpoints(Family::V4), 1);
     let mut programmed = ProgrammedState::new(small);
     let local = |endpoints: &[&str]| {
         let mut snapshot = snapshot(endpoints);
@@ -208,9 +212,9 @@ fn backends_of_this_node_without_room_among_the_endpoints_are_refused_by_name() 
     assert!(refusal.reason.contains("map endpoints4 is full (1 elements)"), "{refusal}");
     let ops = ops_for(&local(&["10.0.0.1"]), &programmed).unwrap();
     programmed.reserve(&ops);
-    assert_eq!(programmed.endpoint_count(Family::V4), 1, "planned");
+    assert_eq!(programmed.count(Part::Endpoints(Family::V4)), Some(1), "planned");
     record_all(&mut programmed, &ops);
-    assert_eq!(programmed.endpoint_count(Family::V4), 1, "written");
+    assert_eq!(programmed.count(Part::Endpoints(Family::V4)), Some(1), "written");
     assert!(ops_for(&local(&["10.0.0.1", "10.0.0.2"]), &programmed).is_err(), "the second has no room");
     // Backends of other nodes need none.
     assert!(diff(&programmed, &["10.0.0.1", "10.0.0.2"]).is_ok());
@@ -220,12 +224,12 @@ fn backends_of_this_node_without_room_among_the_endpoints_are_refused_by_name() 
         &mut programmed,
         &[Op::RetireBackend { id, record: gone }, Op::FreeBackend { id, generation: gone.generation }],
     );
-    assert_eq!(programmed.endpoint_count(Family::V4), 0);
+    assert_eq!(programmed.count(Part::Endpoints(Family::V4)), Some(0));
 }
 
 #[test]
 fn slots_rest_before_they_are_released() {
-    let mut programmed = ProgrammedState::new(CAPACITIES);
+    let mut programmed = ProgrammedState::new(capacities());
     for endpoints in [["10.0.0.1"], ["10.0.0.2"]] {
         let ops = diff(&programmed, &endpoints).unwrap();
         record_all(&mut programmed, &ops);
@@ -288,11 +292,12 @@ fn both_sets_are_written_where_they_differ_and_networks_before_who_asks_for_them
 fn networks_and_addresses_without_room_are_refused_by_name() {
     let desired = balanced();
     let refusal =
-        ops_for(&desired, &ProgrammedState::new(Capacities { sources4: 1, ..Capacities::all(9) })).unwrap_err();
+        ops_for(&desired, &ProgrammedState::new(Capacities::all(9).with(Part::Sources(Family::V4), 1))).unwrap_err();
     assert!(refusal.reason.contains("map sources4 is full (1 elements)"), "{refusal}");
     let address = *desired.vips.keys().next().unwrap();
     let refusal =
-        diff_vip(address, &desired, &ProgrammedState::new(Capacities { vips4: 0, ..Capacities::all(9) })).unwrap_err();
+        diff_vip(address, &desired, &ProgrammedState::new(Capacities::all(9).with(Part::Vips(Family::V4), 0)))
+            .unwrap_err();
     assert!(refusal.object.contains(&address.to_string()) && refusal.reason.contains("map vips4 is full"), "{refusal}");
 }
 
@@ -344,8 +349,8 @@ fn room_for_the_largest_table_is_kept_for_services_that_are_there() {
         assert!(refusal.reason.contains("map slots is full"), "{refusal}");
     };
     // A table of 251 slots must leave as many.
-    refused(&maglev(&["10.0.0.1"]), &ProgrammedState::new(Capacities { slots: 501, ..Capacities::all(20) }));
-    let mut programmed = ProgrammedState::new(Capacities { slots: 502, ..Capacities::all(20) });
+    refused(&maglev(&["10.0.0.1"]), &ProgrammedState::new(Capacities::all(20).with(Part::Slots, 501)));
+    let mut programmed = ProgrammedState::new(Capacities::all(20).with(Part::Slots, 502));
     write(&maglev(&["10.0.0.1", "10.0.0.2"]), &mut programmed);
     // What grows does not get what is kept; what takes no more than it had does, until what it had is given back.
     write(&maglev(&["10.0.0.1"]), &mut programmed);
@@ -358,7 +363,7 @@ fn room_for_the_largest_table_is_kept_for_services_that_are_there() {
 
 #[test]
 fn a_backend_that_left_takes_no_new_flow_though_its_service_finds_no_room() {
-    let mut programmed = ProgrammedState::new(Capacities { slots: 502, ..Capacities::all(20) });
+    let mut programmed = ProgrammedState::new(Capacities::all(20).with(Part::Slots, 502));
     write(&scheduled(&["10.0.0.1", "10.0.0.2", "10.0.0.3"], Scheduler::Maglev), &mut programmed);
     write(&scheduled(&["10.0.0.1", "10.0.0.2"], Scheduler::Maglev), &mut programmed);
     let alone = scheduled(&["10.0.0.1"], Scheduler::Maglev);

@@ -24,6 +24,7 @@ mod mode;
 mod named;
 mod node_context;
 mod op;
+mod part;
 mod planner;
 mod preview;
 mod programmed;
@@ -56,12 +57,13 @@ pub use marks::{Mark, Marks, Target};
 pub use named::{Endpoints, Named, forget as forget_endpoint, named, put as put_endpoint};
 pub use node_context::NodeFacts;
 pub use op::{BackendId, BackendRecord, Op, config, order};
+pub use part::Part;
 pub use planner::{Changes, Planner, plan};
 pub use preview::{HealthCheckEffect, Inputs, Preview};
 pub use programmed::{
     Backends, Capacities, DrainEnds, Drains, Frontends, ProgrammedService, ProgrammedState, Services, SlotRanges, Vips,
 };
-pub use restore::{Loaded, Part, Stray, restore};
+pub use restore::{Loaded, Stray, restore};
 pub use sorted::{SortedMap, SortedSet};
 pub use sweep::{free_unreferred, sweep};
 pub use tables::MaglevTables;

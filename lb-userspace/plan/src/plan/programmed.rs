@@ -18,7 +18,7 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 use ipnet::IpNet;
 use lb_common::abi;
 
-use super::{BackendId, BackendRecord, Frontend, Op, Use, life::OwnDrainLimits};
+use super::{BackendId, BackendRecord, Frontend, Op, Part, Use, life::OwnDrainLimits};
 pub use backends::Backends;
 pub use capacities::Capacities;
 pub use drains::{DrainEnds, Drains};
@@ -52,7 +52,7 @@ impl ProgrammedState {
             capacities,
             services: Services::new(),
             frontends: Frontends::default(),
-            slots: SlotRanges::new(capacities.slots),
+            slots: SlotRanges::new(capacities.of(Part::Slots)),
             backends: Backends::new(&capacities),
             endpoints: EndpointEntries::default(),
             drains: Drains::default(),

@@ -42,43 +42,6 @@ pub struct Stray {
     pub key: Vec<u8>,
 }
 
-/// A part of the tables that is read at once, in the order in which an audit puts right: what is led to before what leads there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
-    Names,
-    Backends(Family),
-    Endpoints(Family),
-    Slots,
-    Sources(Family),
-    Services(Family),
-    Vips(Family),
-    /// Addresses that are certainly no service's: none that the parts before it hold.
-    VipFilter,
-    Config,
-    /// No table: what is written against what is wanted.
-    Plan,
-}
-
-impl Part {
-    pub const ALL: [Self; 15] = [
-        Self::Names,
-        Self::Backends(Family::V4),
-        Self::Backends(Family::V6),
-        Self::Endpoints(Family::V4),
-        Self::Endpoints(Family::V6),
-        Self::Slots,
-        Self::Sources(Family::V4),
-        Self::Sources(Family::V6),
-        Self::Services(Family::V4),
-        Self::Services(Family::V6),
-        Self::Vips(Family::V4),
-        Self::Vips(Family::V6),
-        Self::VipFilter,
-        Self::Config,
-        Self::Plan,
-    ];
-}
-
 impl Loaded {
     /// The addresses by which services are reached, some more than once.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {

@@ -3,10 +3,10 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use lb_model::{Monotonic, Node, Snapshot};
+use lb_model::{Family, Monotonic, Node, Snapshot};
 use lb_plan::{
     apply::{MemoryStore, Programmer, Report},
-    plan::{Capacities, NodeFacts, PlanSettings},
+    plan::{Capacities, NodeFacts, Part, PlanSettings},
 };
 use proptest::prelude::*;
 
@@ -255,17 +255,14 @@ fn leaves_nothing(steps: &[Step], run_max: usize) -> Said {
 }
 
 fn leaves_nothing_in_small_tables(steps: &[Step], (slots, backends, names): (u32, u32, u32), run_max: usize) -> Said {
-    let capacities = Capacities {
-        frontends4: 3,
-        frontends6: 2,
-        backends4: backends,
-        backends6: backends,
-        endpoints4: 2,
-        endpoints6: 1,
-        slots,
-        names,
-        ..Capacities::all(2)
-    };
+    let capacities = Capacities::new(|part| match part {
+        Part::Services(Family::V4) => 3,
+        Part::Backends(_) => backends,
+        Part::Endpoints(Family::V6) => 1,
+        Part::Slots => slots,
+        Part::Names => names,
+        _ => 2,
+    });
     let mut run = played(steps, Some(capacities), run_max);
     run.snapshot = Snapshot::default();
     run.settle();

@@ -7,7 +7,7 @@ use lb_model::{Monotonic, ObjectName, SlotShares, Snapshot};
 use lb_objects::convert;
 use lb_plan::{
     apply::{MemoryStore, Programmer, Report},
-    plan::{Capacities, NodeFacts, PlanSettings},
+    plan::{Capacities, NodeFacts, Part, PlanSettings},
 };
 use serde_json::{Value, json};
 
@@ -211,7 +211,7 @@ fn what_others_change_does_not_wait_for_a_maglev_table() {
     let largest = json!({"ballast.dev/scheduler": "maglev", "ballast.dev/maglev-size": SLOTS.to_string()});
     let settings =
         PlanSettings { slot_shares: SlotShares { service: 1, namespace: 1 }, ..PlanSettings::without_drain_max() };
-    let store = MemoryStore::new(Capacities { slots: 4 * SLOTS, ..Capacities::all(5_000) });
+    let store = MemoryStore::new(Capacities::all(5_000).with(Part::Slots, 4 * SLOTS));
     let mut programmer = Programmer::restore(store, settings, at(NOW)).expect("memory can be read");
     let mut snapshot = Snapshot::default();
     let run = |programmer: &mut Programmer<MemoryStore>, snapshot: &Snapshot| {

@@ -13,7 +13,7 @@
 use std::{fs, path::Path, time::Duration};
 
 use lb_objects::manifest;
-use lb_plan::plan::{Capacities, DrainLimits, NodePortAddresses, PlanSettings};
+use lb_plan::plan::{Capacities, DrainLimits, NodePortAddresses, Part, PlanSettings};
 
 mod scenario;
 
@@ -132,18 +132,8 @@ fn nodeport_addresses(argument: &str) -> NodePortAddresses {
 fn capacities(argument: &str) -> Capacities {
     let (map, count) = argument.split_once(' ').expect("a map and a number");
     let count = count.parse().expect("a number");
-    let mut all = Capacities { slots: 1000, ..Capacities::all(100) };
-    match map {
-        "services4" => all.frontends4 = count,
-        "backends4" => all.backends4 = count,
-        "endpoints4" => all.endpoints4 = count,
-        "slots" => all.slots = count,
-        "names" => all.names = count,
-        "sources4" => all.sources4 = count,
-        "vips4" => all.vips4 = count,
-        other => panic!("unknown map {other}"),
-    }
-    all
+    let part = Part::ALL.into_iter().find(|part| part.name() == map).expect("a map of the plan");
+    Capacities::all(100).with(Part::Slots, 1000).with(part, count)
 }
 
 #[test]

@@ -6,7 +6,7 @@ use lb_model::{Monotonic, NAMED_MAX, Node, Snapshot};
 use lb_objects::convert;
 use lb_plan::{
     apply::{MemoryStore, Programmer, Report},
-    plan::{Capacities, Desired, NodeFacts, PlanSettings, plan},
+    plan::{Capacities, Desired, NodeFacts, Part, PlanSettings, plan},
 };
 use serde_json::{Value, json};
 
@@ -62,7 +62,7 @@ fn snapshot(shapes: impl IntoIterator<Item = TwoPortService>) -> Snapshot {
 }
 
 fn programmer(slots: u32) -> Programmer<MemoryStore> {
-    let store = MemoryStore::new(Capacities { slots, ..Capacities::all(100_000) });
+    let store = MemoryStore::new(Capacities::all(100_000).with(Part::Slots, slots));
     // All of it in one run: parts are the subject of `large_services`.
     let settings = PlanSettings { run_max: usize::MAX, ..PlanSettings::without_drain_max() };
     Programmer::restore(store, settings, Monotonic::default()).expect("memory can be read")

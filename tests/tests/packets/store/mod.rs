@@ -114,7 +114,7 @@ fn content(store: &impl Store) -> Result<Content> {
         std::mem::take(&mut loaded.backends).into_iter().partition(|(_, record)| record.state == backend_state::FREE);
     loaded.sources.sort_by_key(|(id, network, _)| (*id, *network));
     loaded.vips.sort_by_key(|(address, _)| *address);
-    let slots = store.slots(&loaded.ranges(store.capacities().slots))?;
+    let slots = store.slots(&loaded.ranges(store.capacities().of(Part::Slots)))?;
     let generations = free.into_iter().map(|(id, record)| (id, record.generation)).collect();
     Ok((loaded, used.into_iter().collect(), slots, generations))
 }

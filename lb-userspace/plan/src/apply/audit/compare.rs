@@ -7,7 +7,7 @@ use lb_common::abi::{self, map_name};
 use super::{
     Finding, FindingKind, endpoints,
     fields::{backend_fields, difference, name_fields, service_fields, slot_fields},
-    found::{Found, Repair, TableEntry, by_family, owner},
+    found::{Found, Repair, TableEntry, owner},
 };
 use crate::{
     apply::records,
@@ -28,9 +28,7 @@ pub(super) fn size(part: Part, programmed: &ProgrammedState, read: &StdRange<u32
             .take_while(|(base, _)| *base < read.end)
             .map(|(_, slots)| slots.len())
             .sum(),
-        Part::Sources(family) => programmed.source_count(family) as usize,
-        Part::Services(family) => programmed.frontend_count(family) as usize,
-        Part::Vips(family) => programmed.vip_count(family) as usize,
+        Part::Sources(_) | Part::Services(_) | Part::Vips(_) => programmed.count(part).unwrap_or_default(),
         Part::VipFilter => programmed.addresses().count(),
         Part::Config => 1,
         Part::Plan => 0,
@@ -98,7 +96,7 @@ fn names(programmed: &ProgrammedState, loaded: &Loaded) -> Vec<Found> {
 
 fn backends(programmed: &ProgrammedState, loaded: &Loaded, family: Family, ids: &StdRange<BackendId>) -> Vec<Found> {
     let there: BTreeMap<BackendId, BackendRecord> = loaded.backends.iter().copied().collect();
-    let table = by_family(family, map_name::BACKENDS4, map_name::BACKENDS6);
+    let table = Part::Backends(family).name();
     let entry = |id: BackendId, record: Option<&BackendRecord>| TableEntry {
         table,
         name: record.map_or_else(|| format!("id {}", id.id), |record| format!("id {} ({})", id.id, record.address)),
@@ -161,7 +159,7 @@ fn slots(programmed: &ProgrammedState, loaded: &Loaded) -> Vec<Found> {
 
 fn sources(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec<Found> {
     let there: BTreeMap<_, _> = loaded.sources.iter().map(|(id, network, source)| ((*id, *network), *source)).collect();
-    let table = by_family(family, map_name::SOURCES4, map_name::SOURCES6);
+    let table = Part::Sources(family).name();
     let entry = |id: u32, network| TableEntry { table, name: format!("{network}"), service: owner(programmed, id) };
     let expected = programmed
         .services()
@@ -190,7 +188,7 @@ fn sources(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec
 
 fn services(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec<Found> {
     let there: BTreeMap<_, _> = loaded.frontends.iter().copied().collect();
-    let table = by_family(family, map_name::SERVICES4, map_name::SERVICES6);
+    let table = Part::Services(family).name();
     let mut found = Vec::new();
     let all = programmed.frontends().iter();
     for (frontend, wanted, uses) in all.filter(|(frontend, ..)| Family::of(frontend.address) == family) {
@@ -215,7 +213,7 @@ fn services(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Ve
 
 fn vips(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec<Found> {
     let there: BTreeMap<_, _> = loaded.vips.iter().copied().collect();
-    let table = by_family(family, map_name::VIPS4, map_name::VIPS6);
+    let table = Part::Vips(family).name();
     let entry = |address| TableEntry { table, name: format!("{address}"), service: None };
     let mut found = Vec::new();
     for (address, vip) in programmed.vips().iter().filter(|(address, _)| Family::of(*address) == family) {

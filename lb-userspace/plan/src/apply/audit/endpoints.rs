@@ -7,9 +7,9 @@ use lb_common::{abi, map::MapId};
 use super::{
     Finding, FindingKind,
     fields::{difference, endpoint_fields},
-    found::{Found, Repair, TableEntry, by_family, owner},
+    found::{Found, Repair, TableEntry, owner},
 };
-use crate::plan::{self, BackendId, Loaded, Op, ProgrammedState, Stray};
+use crate::plan::{self, BackendId, Loaded, Op, Part, ProgrammedState, Stray};
 use lb_model::Family;
 
 pub(super) fn count(programmed: &ProgrammedState, family: Family) -> usize {
@@ -36,8 +36,7 @@ fn wanted(programmed: &ProgrammedState, family: Family) -> BTreeMap<(IpAddr, u32
 
 pub(super) fn compare(programmed: &ProgrammedState, loaded: &Loaded, family: Family) -> Vec<Found> {
     let there: BTreeMap<_, _> = loaded.endpoints.iter().copied().collect();
-    let map = by_family(family, MapId::ENDPOINTS4, MapId::ENDPOINTS6);
-    let table = map.name();
+    let table = Part::Endpoints(family).name();
     let entry =
         |(address, id): (IpAddr, u32)| TableEntry { table, name: address.to_string(), service: owner(programmed, id) };
     let wanted = wanted(programmed, family);
@@ -71,11 +70,12 @@ pub(super) fn compare(programmed: &ProgrammedState, loaded: &Loaded, family: Fam
             difference: differs,
             repaired: false,
         };
-        let key = match key.0 {
-            IpAddr::V4(v4) => [v4.octets().as_slice(), &key.1.to_ne_bytes()].concat(),
-            IpAddr::V6(v6) => [v6.octets().as_slice(), &key.1.to_ne_bytes()].concat(),
+        let service = key.1.to_ne_bytes();
+        let (table, key) = match key.0 {
+            IpAddr::V4(v4) => (MapId::ENDPOINTS4, [v4.octets().as_slice(), &service].concat()),
+            IpAddr::V6(v6) => (MapId::ENDPOINTS6, [v6.octets().as_slice(), &service].concat()),
         };
-        found.push(Found { finding, repair: Repair::Stray(Stray { table: map, key }) });
+        found.push(Found { finding, repair: Repair::Stray(Stray { table, key }) });
     }
     found
 }

@@ -2,7 +2,6 @@
 
 use super::report::{Finding, FindingKind};
 use crate::plan::{Op, ProgrammedState, Stray};
-use lb_model::Family;
 
 /// A difference, and what puts it right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,13 +37,5 @@ impl TableEntry<'_> {
             finding: Finding { kind, table: table.to_owned(), entry, service, difference, repaired: false },
             repair: Repair::Write(repair),
         }
-    }
-}
-
-/// What belongs to the family.
-pub(super) fn by_family<T>(family: Family, v4: T, v6: T) -> T {
-    match family {
-        Family::V4 => v4,
-        Family::V6 => v6,
     }
 }

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use lb_common::abi::{self, map_name};
 
-use super::{Finding, FindingKind, found::by_family};
+use super::{Finding, FindingKind};
 use crate::{
     apply::{Store, StoreError},
-    plan::{BackendId, BackendRecord, Frontend, Loaded, Range},
+    plan::{BackendId, BackendRecord, Frontend, Loaded, Part, Range},
 };
 use lb_model::{Family, Protocol};
 use lb_tables::{from_chars, vip_filter::is_ruled_out};
@@ -16,7 +16,7 @@ use lb_tables::{from_chars, vip_filter::is_ruled_out};
 /// All that a store holds, and how many entries that is.
 pub fn read_all(store: &impl Store) -> Result<(Loaded, usize), StoreError> {
     let mut loaded = store.load()?;
-    let ranges = loaded.ranges(store.capacities().slots);
+    let ranges = loaded.ranges(store.capacities().of(Part::Slots));
     let slots = store.slots(&ranges)?;
     let checked = loaded.names.len()
         + loaded.frontends.len()
@@ -39,7 +39,7 @@ pub fn inspect(loaded: &Loaded) -> Vec<Finding> {
     let mut findings: Vec<Finding> =
         loaded.frontends.iter().flat_map(|(frontend, entry)| tables.frontend(*frontend, entry)).collect();
     for (id, network, source) in &loaded.sources {
-        let table = by_family(Family::of(network.addr()), map_name::SOURCES4, map_name::SOURCES6);
+        let table = Part::Sources(Family::of(network.addr())).name();
         if source.service != *id {
             let differs = format!("service {}, expected {id}", source.service);
             findings.push(tables.finding(FindingKind::Torn, table, network.to_string(), *id, differs));
@@ -81,7 +81,7 @@ impl Inspected<'_> {
 
     fn frontend(&self, frontend: Frontend, entry: &abi::Service) -> Vec<Finding> {
         let family = Family::of(frontend.address);
-        let table = by_family(family, map_name::SERVICES4, map_name::SERVICES6);
+        let table = Part::Services(family).name();
         if entry.seal != frontend.seal(entry) {
             let differs = format!("seal {}, expected {}", entry.seal, frontend.seal(entry));
             // Nothing in it can be trusted, so nothing that it leads to is compared.

@@ -154,7 +154,7 @@ impl<S: Store> Programmer<S> {
         let (store, programmed) = (&self.writer.store, &self.writer.programmed);
         match part {
             Part::Backends(family) => {
-                let (capacity, mut end) = (store.capacities().backends(family), from);
+                let (capacity, mut end) = (store.capacities().of(part), from);
                 while end < capacity && end - from < IDS && loaded.backends.len() < BACKENDS {
                     let ids = end..capacity.min(end + IDS_TOGETHER);
                     end = ids.end;

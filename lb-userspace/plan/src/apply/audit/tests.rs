@@ -286,7 +286,7 @@ fn many() -> Programmer<MemoryStore> {
     let endpoint = |nth: u32| format!("{{addresses: [10.{}.{}.{}]}}", nth >> 16, (nth >> 8) & 255, nth & 255);
     let endpoints: Vec<String> = (1..=MANY).map(endpoint).collect();
     let objects = OBJECTS.replace("{addresses: [10.0.0.4]}", &endpoints.join(", "));
-    let store = MemoryStore::new(crate::plan::Capacities { slots: 100_000, ..crate::plan::Capacities::all(50_000) });
+    let store = MemoryStore::new(crate::plan::Capacities::all(50_000).with(Part::Slots, 100_000));
     let mut programmer = Programmer::restore(store, PlanSettings::without_drain_max(), at(10)).unwrap();
     programmer.sync(&snapshot(&objects), &facts(), at(10));
     while programmer.next_tick().is_some_and(|due| due <= at(20)) {

@@ -6,7 +6,7 @@ use lb_common::abi::{self, service_flags};
 
 use super::{Draft, Obstacle, Selected, full_for};
 use crate::plan::{
-    BackendId, Desired, DesiredService, Frontend, MaglevTables, Op, Range, Ranges, Set, Use,
+    BackendId, Desired, DesiredService, Frontend, MaglevTables, Op, Part, Range, Ranges, Set, Use,
     layout::{Member, layout, maglev_slots},
     restore::ranges_of,
 };
@@ -37,7 +37,8 @@ impl Draft<'_> {
             if frontends.is_empty() {
                 continue;
             }
-            self.check_room(family, frontends.keys())?;
+            let new = frontends.keys().filter(|frontend| !self.programmed.frontends().contains(frontend)).count();
+            self.check_room(Part::Services(family), new)?;
             // A set that no frontend uses takes no slots.
             let used: BTreeSet<Set> = frontends.values().flat_map(|uses| [uses.inside, uses.outside]).collect();
             let of_set =
@@ -98,16 +99,6 @@ impl Draft<'_> {
         ours.filter(|frontend| !wanted.frontends.contains_key(frontend) && desired.owners.contains_key(frontend))
     }
 
-    fn check_room<'f>(&self, family: Family, frontends: impl Iterator<Item = &'f Frontend>) -> Result<(), Refusal> {
-        let new = frontends.filter(|frontend| !self.programmed.frontends().contains(frontend)).count();
-        let capacity = self.programmed.capacities().frontends(family);
-        if new > 0 && self.programmed.frontend_count(family) as usize + new > capacity as usize {
-            let map = if family == Family::V4 { "services4" } else { "services6" };
-            return Err(full_for(self.key, map, capacity));
-        }
-        Ok(())
-    }
-
     /// What the frontends of one family hold already: ranges of no more slots than this may take the room that is kept free.
     fn room(&self, family: Family) -> Room {
         let ours = self.service.into_iter().flat_map(|service| &service.frontends);
@@ -122,7 +113,7 @@ impl Draft<'_> {
         let is_kept = count <= room.held;
         room.held = room.held.saturating_sub(count);
         let found = self.programmed.slots().find_free(count, promised, is_kept);
-        found.ok_or_else(|| full_for(self.key, "slots", self.programmed.capacities().slots))
+        found.ok_or_else(|| full_for(self.key, Part::Slots, self.programmed))
     }
 
     /// A table that finds no room is not computed: neither now, nor with each retry.
@@ -221,11 +212,7 @@ impl Draft<'_> {
         let networks = wanted.map_or(&none, |wanted| &wanted.sources);
         for family in Family::ALL {
             let new = networks.difference(written).filter(|network| Family::of(network.addr()) == family).count();
-            let capacity = self.programmed.capacities().sources(family);
-            if new > 0 && self.programmed.source_count(family) as usize + new > capacity as usize {
-                let map = if family == Family::V4 { "sources4" } else { "sources6" };
-                return Err(full_for(self.key, map, capacity));
-            }
+            self.check_room(Part::Sources(family), new)?;
         }
         let id = self.id;
         self.ops.extend(networks.difference(written).map(|network| Op::WriteSource { id, network: *network }));

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use lb_common::abi::backend_state;
 
 use super::Capacities;
+use crate::plan::Part;
 use crate::plan::{BackendId, BackendRecord, ids::IdPool, op::next_generation};
 use lb_model::Family;
 
@@ -32,7 +33,7 @@ impl Backends {
             gone: BTreeSet::new(),
             generations: BTreeMap::new(),
             states: BTreeMap::new(),
-            pools: Family::ALL.map(|family| IdPool::new(capacities.backends(family))),
+            pools: Family::ALL.map(|family| IdPool::new(capacities.of(Part::Backends(family)))),
         }
     }
 

@@ -2,79 +2,41 @@
 
 use std::collections::BTreeSet;
 
+use crate::plan::Part;
 use lb_model::Family;
 
-/// How much the tables hold, in elements.
+/// How much each part of the tables holds, in elements: in the order of [`Part::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacities {
-    pub frontends4: u32,
-    pub frontends6: u32,
-    pub backends4: u32,
-    pub backends6: u32,
-    pub endpoints4: u32,
-    pub endpoints6: u32,
-    pub slots: u32,
-    pub names: u32,
-    pub sources4: u32,
-    pub sources6: u32,
-    pub vips4: u32,
-    pub vips6: u32,
-}
+pub struct Capacities([u32; Part::ALL.len()]);
 
 impl Capacities {
+    pub fn new(capacity: impl Fn(Part) -> u32) -> Self {
+        Self(Part::ALL.map(capacity))
+    }
+
     /// Room for `count` entries in every table.
-    pub const fn all(count: u32) -> Self {
-        Self {
-            frontends4: count,
-            frontends6: count,
-            backends4: count,
-            backends6: count,
-            endpoints4: count,
-            endpoints6: count,
-            slots: count,
-            names: count,
-            sources4: count,
-            sources6: count,
-            vips4: count,
-            vips6: count,
-        }
+    pub fn all(count: u32) -> Self {
+        Self::new(|_| count)
     }
 
-    pub fn frontends(&self, family: Family) -> u32 {
-        of(family, self.frontends4, self.frontends6)
+    /// Room for `count` entries in this one.
+    #[must_use]
+    pub fn with(self, part: Part, count: u32) -> Self {
+        Self::new(|other| if other == part { count } else { self.of(other) })
     }
 
-    pub fn backends(&self, family: Family) -> u32 {
-        of(family, self.backends4, self.backends6)
-    }
-
-    pub fn endpoints(&self, family: Family) -> u32 {
-        of(family, self.endpoints4, self.endpoints6)
-    }
-
-    pub fn sources(&self, family: Family) -> u32 {
-        of(family, self.sources4, self.sources6)
-    }
-
-    pub fn vips(&self, family: Family) -> u32 {
-        of(family, self.vips4, self.vips6)
-    }
-}
-
-fn of(family: Family, v4: u32, v6: u32) -> u32 {
-    match family {
-        Family::V4 => v4,
-        Family::V6 => v6,
+    pub fn of(&self, part: Part) -> u32 {
+        Part::ALL.into_iter().zip(self.0).find(|(other, _)| *other == part).map_or(0, |(_, count)| count)
     }
 }
 
 /// A count for each family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct PerFamily([u32; 2]);
+pub(super) struct PerFamily([usize; 2]);
 
 impl PerFamily {
-    pub fn get(self, family: Family) -> u32 {
-        of(family, self.0[0], self.0[1])
+    pub fn get(self, family: Family) -> usize {
+        self.0[usize::from(family == Family::V6)]
     }
 
     /// One more.
@@ -121,7 +83,7 @@ impl<T: Ord> Counted<T> {
         self.values.contains(value)
     }
 
-    pub fn count(&self, family: Family) -> u32 {
+    pub fn count(&self, family: Family) -> usize {
         self.counts.get(family)
     }
 }

@@ -20,7 +20,7 @@ impl EndpointEntries {
         self.entries.contains_key(key)
     }
 
-    pub fn count(&self, family: Family) -> u32 {
+    pub fn count(&self, family: Family) -> usize {
         self.counts.get(family)
     }
 

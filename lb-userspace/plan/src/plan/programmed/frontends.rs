@@ -34,7 +34,7 @@ impl Frontends {
         self.entries.iter().map(|(frontend, (entry, uses))| (*frontend, entry, *uses))
     }
 
-    pub(super) fn count(&self, family: Family) -> u32 {
+    pub(super) fn count(&self, family: Family) -> usize {
         self.counts.get(family)
     }
 

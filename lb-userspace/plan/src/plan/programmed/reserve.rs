@@ -5,8 +5,7 @@ use std::net::IpAddr;
 
 use super::ProgrammedState;
 use crate::plan::op::Added;
-use crate::plan::{Op, named};
-use lb_model::Family;
+use crate::plan::{Op, Part, named};
 
 impl ProgrammedState {
     /// Sets aside what these operations need. Each of them is then either recorded, or given up.
@@ -52,24 +51,18 @@ impl ProgrammedState {
         }
     }
 
-    /// How many frontends of a family there are, or will be.
-    pub fn frontend_count(&self, family: Family) -> u32 {
-        self.frontends.count(family) + self.reserved.frontends.count(family)
-    }
-
-    /// How many entries of `endpoints4/6` there are, or will be.
-    pub fn endpoint_count(&self, family: Family) -> u32 {
-        self.endpoints.count(family) + self.reserved.endpoints.count(family)
-    }
-
-    /// How many source ranges of a family there are, or will be.
-    pub fn source_count(&self, family: Family) -> u32 {
-        self.services.source_count(family) + self.reserved.sources.count(family)
-    }
-
-    /// How many addresses of a family there are, or will be.
-    pub fn vip_count(&self, family: Family) -> u32 {
-        self.vips.count(family) + self.reserved.vips.count(family)
+    /// How many entries the part has, or will have, where it may find no room for more.
+    pub fn count(&self, part: Part) -> Option<usize> {
+        Some(match part {
+            Part::Names => self.services.iter().filter(|(_, service)| service.name.is_some()).count(),
+            Part::Backends(family) => self.backends.records().keys().filter(|id| id.family == family).count(),
+            Part::Endpoints(family) => self.endpoints.count(family) + self.reserved.endpoints.count(family),
+            Part::Slots => self.slots.count(),
+            Part::Sources(family) => self.services.source_count(family) + self.reserved.sources.count(family),
+            Part::Services(family) => self.frontends.count(family) + self.reserved.frontends.count(family),
+            Part::Vips(family) => self.vips.count(family) + self.reserved.vips.count(family),
+            Part::VipFilter | Part::Config | Part::Plan => return None,
+        })
     }
 
     /// Whether an entry of `endpoints4/6` is there, or planned.
@@ -79,7 +72,7 @@ impl ProgrammedState {
 
     /// An id for a new service port.
     pub fn free_service_id(&self) -> Option<u32> {
-        let has_room = self.services.len() + self.reserved.services.len() < self.capacities.names as usize;
+        let has_room = self.services.len() + self.reserved.services.len() < self.capacities.of(Part::Names) as usize;
         has_room.then(|| self.services.free_id()).flatten()
     }
 }

@@ -118,7 +118,7 @@ impl Services {
     }
 
     /// How many source ranges of a family all of them have.
-    pub(super) fn source_count(&self, family: Family) -> u32 {
+    pub(super) fn source_count(&self, family: Family) -> usize {
         self.source_counts.get(family)
     }
 

@@ -28,7 +28,7 @@ impl Vips {
         self.entries.keys().copied()
     }
 
-    pub(super) fn count(&self, family: Family) -> u32 {
+    pub(super) fn count(&self, family: Family) -> usize {
         self.counts.get(family)
     }
 
