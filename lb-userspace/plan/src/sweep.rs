@@ -22,7 +22,10 @@ mod seen;
 
 use std::time::Duration;
 
+use lb_common::map::{self, Map as _};
+
 pub use clients::{Client, Clients};
+use lb_model::Family;
 pub use part::{Part, Position, SweepContext};
 pub use recount::correction;
 pub use rounds::{Order, Rounds};
@@ -37,67 +40,55 @@ const REMOVAL: usize = 4;
 /// Pause between two rounds; a random fifth more or less, so that not all nodes sweep at once.
 pub const PAUSE: Duration = Duration::from_secs(5);
 
-/// The tables of a round, in the order in which they are read.
+/// What a table of a round holds, in the order in which they are read. The order is a decision: no mark of the maps' declaration can name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SweptTable {
-    HalfOpen4,
-    HalfOpen6,
-    Flows4,
-    Flows6,
-    UdpFlows4,
-    UdpFlows6,
-    Sockets4,
-    Sockets6,
-    Affinity4,
-    Affinity6,
-    Traffic4,
-    Traffic6,
+pub enum SweptKind {
+    HalfOpen,
+    Flows,
+    UdpFlows,
+    Sockets,
+    Affinity,
+    Traffic,
+}
+
+impl SweptKind {
+    const ALL: [Self; 6] = [Self::HalfOpen, Self::Flows, Self::UdpFlows, Self::Sockets, Self::Affinity, Self::Traffic];
+
+    const fn name<const N: usize>(self) -> &'static str {
+        match self {
+            Self::HalfOpen => map::HalfOpen::<N>::NAME,
+            Self::Flows => map::Flows::<N>::NAME,
+            Self::UdpFlows => map::UdpFlows::<N>::NAME,
+            Self::Sockets => map::Sockets::<N>::NAME,
+            Self::Affinity => map::Affinity::<N>::NAME,
+            Self::Traffic => map::Traffic::<N>::NAME,
+        }
+    }
+}
+
+/// A table of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SweptTable {
+    pub kind: SweptKind,
+    pub family: Family,
 }
 
 impl SweptTable {
-    pub const ALL: [Self; 12] = [
-        Self::HalfOpen4,
-        Self::HalfOpen6,
-        Self::Flows4,
-        Self::Flows6,
-        Self::UdpFlows4,
-        Self::UdpFlows6,
-        Self::Sockets4,
-        Self::Sockets6,
-        Self::Affinity4,
-        Self::Affinity6,
-        Self::Traffic4,
-        Self::Traffic6,
-    ];
+    const FIRST: Self = Self { kind: SweptKind::HalfOpen, family: Family::V4 };
+
+    fn all() -> impl Iterator<Item = Self> {
+        SweptKind::ALL.into_iter().flat_map(|kind| Family::ALL.map(|family| Self { kind, family }))
+    }
 
     /// Name of its map.
     pub const fn name(self) -> &'static str {
-        use lb_common::abi::map_name as name;
-        match self {
-            Self::HalfOpen4 => name::HALF_OPEN4,
-            Self::HalfOpen6 => name::HALF_OPEN6,
-            Self::Flows4 => name::FLOWS4,
-            Self::Flows6 => name::FLOWS6,
-            Self::UdpFlows4 => name::UDP_FLOWS4,
-            Self::UdpFlows6 => name::UDP_FLOWS6,
-            Self::Sockets4 => name::SOCKETS4,
-            Self::Sockets6 => name::SOCKETS6,
-            Self::Affinity4 => name::AFFINITY4,
-            Self::Affinity6 => name::AFFINITY6,
-            Self::Traffic4 => name::TRAFFIC4,
-            Self::Traffic6 => name::TRAFFIC6,
+        match self.family {
+            Family::V4 => self.kind.name::<4>(),
+            Family::V6 => self.kind.name::<16>(),
         }
     }
 
     fn after(self) -> Option<Self> {
-        Self::ALL.get(self as usize + 1).copied()
+        Self::all().find(|other| *other > self)
     }
 }
-
-const _: () = {
-    let mut i = 0;
-    while i < SweptTable::ALL.len() {
-        assert!(SweptTable::ALL[i] as usize == i, "ALL is in the order of the kinds");
-        i += 1;
-    }
-};

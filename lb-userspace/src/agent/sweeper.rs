@@ -109,12 +109,12 @@ impl Sweeper {
                 Err(error) => {
                     self.rounds.give_up(now, (self.lots)());
                     self.position = None;
-                    self.report.last_error = Some(format!("map {}: {error}", order.kind.name()));
+                    self.report.last_error = Some(format!("map {}: {error}", order.table.name()));
                     return Some(&self.report);
                 }
             };
             self.report.looked += part.looked as u64;
-            *self.report.swept.entry(order.kind.name().to_owned()).or_default() += part.removed as u64;
+            *self.report.swept.entry(order.table.name().to_owned()).or_default() += part.removed as u64;
             let lot = (self.lots)();
             if let Some(took) = self.rounds.done(part.looked, part.removed, part.is_last, clock::monotonic(), lot) {
                 self.report.rounds += 1;
@@ -138,7 +138,7 @@ impl Sweeper {
             at: now,
             drain_limits: self.drain_limits,
         };
-        look.part(order.kind, &mut self.position, order.count, &mut self.seen)
+        look.part(order.table, &mut self.position, order.count, &mut self.seen)
     }
 
     fn begin(&mut self, programmer: &Programmer<KernelStore>) {

@@ -96,10 +96,10 @@ fn sweep(
     loop {
         let now = rounds.due();
         let order = rounds.next(now).context("due")?;
-        let part = look.part(order.kind, &mut netns, order.count, &mut seen)?;
+        let part = look.part(order.table, &mut netns, order.count, &mut seen)?;
         assert!(part.looked <= PART, "a part is bounded");
         if part.removed > 0 {
-            swept.push((order.kind.name(), part.removed));
+            swept.push((order.table.name(), part.removed));
         }
         if rounds.done(part.looked, part.removed, part.is_last, now, 0).is_some() {
             return Ok((seen, swept));

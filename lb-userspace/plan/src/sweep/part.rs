@@ -4,15 +4,13 @@ use std::{any::Any, io, net::IpAddr};
 
 use aya::Pod;
 use lb_common::{
-    abi::{
-        Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, Traffic, UDP, flow_flags, flow_state,
-    },
+    abi::{Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, UDP, flow_flags, flow_state},
     decide::{Now, is_pair, pair_key},
     map,
     state::Timeouts,
 };
 
-use super::{Seen, SweptTable, rules};
+use super::{Seen, SweptKind, SweptTable, rules};
 use crate::plan::{BackendId, DrainLimits, Frontend, ProgrammedState};
 use lb_model::{Family, Monotonic};
 use lb_tables::{Cursor, Pinned, Table};
@@ -44,33 +42,31 @@ pub type Position = Option<Box<dyn Any + Send>>;
 
 impl SweepContext<'_> {
     /// Looks at up to `count` entries of one table, from `position` on.
-    pub fn part(&self, kind: SweptTable, position: &mut Position, count: usize, seen: &mut Seen) -> io::Result<Part> {
+    pub fn part(&self, table: SweptTable, position: &mut Position, count: usize, seen: &mut Seen) -> io::Result<Part> {
+        match table.family {
+            Family::V4 => self.part_of::<4>(table, position, count, seen),
+            Family::V6 => self.part_of::<16>(table, position, count, seen),
+        }
+    }
+
+    fn part_of<const N: usize>(
+        &self,
+        SweptTable { kind, family }: SweptTable,
+        position: &mut Position,
+        count: usize,
+        seen: &mut Seen,
+    ) -> io::Result<Part>
+    where
+        IpAddr: From<[u8; N]>,
+    {
         let maps = self.maps;
         match kind {
-            SweptTable::HalfOpen4 => self.half_open(&maps.of::<map::HalfOpen<4>>(), Family::V4, position, count, seen),
-            SweptTable::HalfOpen6 => self.half_open(&maps.of::<map::HalfOpen<16>>(), Family::V6, position, count, seen),
-            SweptTable::Flows4 => self.flows(&maps.of::<map::Flows<4>>(), Family::V4, position, count, seen),
-            SweptTable::Flows6 => self.flows(&maps.of::<map::Flows<16>>(), Family::V6, position, count, seen),
-            SweptTable::UdpFlows4 => self.flows(&maps.of::<map::UdpFlows<4>>(), Family::V4, position, count, seen),
-            SweptTable::UdpFlows6 => self.flows(&maps.of::<map::UdpFlows<16>>(), Family::V6, position, count, seen),
-            SweptTable::Sockets4 => sockets(&maps.of::<map::Sockets<4>>(), Family::V4, position, count, seen),
-            SweptTable::Sockets6 => sockets(&maps.of::<map::Sockets<16>>(), Family::V6, position, count, seen),
-            SweptTable::Affinity4 => self.affinity(&maps.of::<map::Affinity<4>>(), Family::V4, position, count, seen),
-            SweptTable::Affinity6 => self.affinity(&maps.of::<map::Affinity<16>>(), Family::V6, position, count, seen),
-            SweptTable::Traffic4 => traffic(
-                &maps.of::<map::Traffic<4>>(),
-                [&maps.of::<map::Flows<4>>(), &maps.of::<map::UdpFlows<4>>()],
-                &maps.of::<map::HalfOpen<4>>(),
-                position,
-                count,
-            ),
-            SweptTable::Traffic6 => traffic(
-                &maps.of::<map::Traffic<16>>(),
-                [&maps.of::<map::Flows<16>>(), &maps.of::<map::UdpFlows<16>>()],
-                &maps.of::<map::HalfOpen<16>>(),
-                position,
-                count,
-            ),
+            SweptKind::HalfOpen => self.half_open(&maps.of::<map::HalfOpen<N>>(), family, position, count, seen),
+            SweptKind::Flows => self.flows(&maps.of::<map::Flows<N>>(), family, position, count, seen),
+            SweptKind::UdpFlows => self.flows(&maps.of::<map::UdpFlows<N>>(), family, position, count, seen),
+            SweptKind::Sockets => sockets(&maps.of::<map::Sockets<N>>(), family, position, count, seen),
+            SweptKind::Affinity => self.affinity(&maps.of::<map::Affinity<N>>(), family, position, count, seen),
+            SweptKind::Traffic => traffic::<N>(maps, position, count),
         }
     }
 
@@ -242,15 +238,11 @@ fn sockets<const N: usize>(
 }
 
 /// Counters of flows that are no more.
-fn traffic<const N: usize>(
-    table: &Table<FlowKey<N>, Traffic>,
-    [flows, udp_flows]: [&Table<FlowKey<N>, Flow<N>>; 2],
-    half_open: &Table<FlowKey<N>, HalfOpen<N>>,
-    position: &mut Position,
-    count: usize,
-) -> io::Result<Part> {
-    pass(table, position, count / 2, |key, _| {
-        let flows = if key.protocol == UDP { udp_flows } else { flows };
+fn traffic<const N: usize>(maps: &Pinned, position: &mut Position, count: usize) -> io::Result<Part> {
+    let (table, half_open) = (maps.of::<map::Traffic<N>>(), maps.of::<map::HalfOpen<N>>());
+    let (flows, udp_flows) = (maps.of::<map::Flows<N>>(), maps.of::<map::UdpFlows<N>>());
+    pass(&table, position, count / 2, |key, _| {
+        let flows = if key.protocol == UDP { &udp_flows } else { &flows };
         let is_over = flows.get(key)?.is_none() && half_open.get(key)?.is_none();
         if is_over { table.remove(key) } else { Ok(false) }
     })

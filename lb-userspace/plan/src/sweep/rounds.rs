@@ -8,7 +8,7 @@ use lb_model::Monotonic;
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    pub kind: SweptTable,
+    pub table: SweptTable,
     /// How many entries, at most.
     pub count: usize,
     /// A round begins.
@@ -26,7 +26,7 @@ pub struct Rounds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Resting,
-    Reading { kind: SweptTable, since: Monotonic },
+    Reading { table: SweptTable, since: Monotonic },
 }
 
 impl Rounds {
@@ -46,23 +46,23 @@ impl Rounds {
         }
         let starts = self.state == State::Resting;
         if starts {
-            self.state = State::Reading { kind: SweptTable::ALL[0], since: now };
+            self.state = State::Reading { table: SweptTable::FIRST, since: now };
         }
-        let State::Reading { kind, .. } = self.state else { return None };
-        Some(Order { kind, count: PART, starts })
+        let State::Reading { table, .. } = self.state else { return None };
+        Some(Order { table, count: PART, starts })
     }
 
     /// So many entries were read and removed; `is_last`: the table has no more. Returns how long the round took, if it is
     /// over. What was done is paid for by waiting, so that no second sees more than [`RATE`].
     pub fn done(&mut self, looked: usize, removed: usize, is_last: bool, now: Monotonic, lot: u32) -> Option<Duration> {
-        let State::Reading { kind, since } = self.state else { return None };
+        let State::Reading { table, since } = self.state else { return None };
         let cost = looked as u64 + (removed * REMOVAL) as u64;
         self.at = now + Duration::from_nanos(cost * (1_000_000_000 / RATE));
         if !is_last {
             return None;
         }
-        if let Some(kind) = kind.after() {
-            self.state = State::Reading { kind, since };
+        if let Some(table) = table.after() {
+            self.state = State::Reading { table, since };
             return None;
         }
         self.state = State::Resting;
@@ -99,24 +99,24 @@ mod tests {
         loop {
             let order = rounds.next(at(4_000)).expect("due");
             assert_eq!(order.starts, seen.is_empty());
-            seen.push(order.kind);
+            seen.push(order.table);
             if let Some(took) = rounds.done(0, 0, true, at(4_000), 512) {
                 assert_eq!(took, Duration::ZERO);
                 break;
             }
         }
-        assert_eq!((seen.as_slice(), rounds.due()), (&SweptTable::ALL[..], at(9_000)));
+        assert_eq!((seen, rounds.due()), (SweptTable::all().collect(), at(9_000)));
     }
 
     #[test]
-    fn no_second_sees_more_than_the_rate_and_the_kinds_keep_their_order() {
+    fn no_second_sees_more_than_the_rate_and_the_tables_keep_their_order() {
         let mut rounds = Rounds::new(at(0), 0);
-        let (mut now, mut looked, mut last) = (rounds.due(), 0, SweptTable::ALL[0]);
+        let (mut now, mut looked, mut last) = (rounds.due(), 0, SweptTable::FIRST);
         let started = now;
         for part in 0..500 {
             let order = rounds.next(now).expect("due");
-            assert!(order.kind >= last && order.count <= PART);
-            last = order.kind;
+            assert!(order.table >= last && order.count <= PART);
+            last = order.table;
             let removed = part % 7;
             looked += order.count as u64 + (removed * REMOVAL) as u64;
             rounds.done(order.count, removed, part % 60 == 59, now, 0);
@@ -134,6 +134,6 @@ mod tests {
         rounds.done(10, 0, true, now, 0);
         rounds.give_up(now, 0);
         let order = rounds.next(rounds.due()).expect("due");
-        assert!(order.starts && order.kind == SweptTable::ALL[0]);
+        assert!(order.starts && order.table == SweptTable::FIRST);
     }
 }
