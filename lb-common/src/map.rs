@@ -50,21 +50,23 @@ unsafe impl<K: Record> Record for Prefix<K> {}
 
 /// The key and value types of each map type.
 pub mod kinds {
+    use core::any::TypeId;
     use core::marker::PhantomData;
 
     /// Key and value of a map.
     pub trait Entry {
         type Key;
-        type Value;
+        type Value: 'static;
         /// Has one value for each key, which is read and written by it.
         const IS_PLAIN: bool;
         const SIZES: (usize, usize) = (size_of::<Self::Key>(), size_of::<Self::Value>());
+        const VALUE: fn() -> TypeId = TypeId::of::<Self::Value>;
     }
 
     /// Of a map for which `IS_PLAIN` holds, or not.
     pub struct Pair<K, V, const IS_PLAIN: bool>(PhantomData<(K, V)>);
 
-    impl<K, V, const IS_PLAIN: bool> Entry for Pair<K, V, IS_PLAIN> {
+    impl<K, V: 'static, const IS_PLAIN: bool> Entry for Pair<K, V, IS_PLAIN> {
         type Key = K;
         type Value = V;
         const IS_PLAIN: bool = IS_PLAIN;

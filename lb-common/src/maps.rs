@@ -2,6 +2,8 @@
 //!
 //! [`for_each_map`](crate::for_each_map) is the only place that states any of these. The programs make their maps of it, and [`TABLES`] has it as data.
 
+use core::any::TypeId;
+
 pub use crate::family::Family;
 use crate::map::MapId;
 use crate::map::kinds::{self, Entry as _};
@@ -41,11 +43,11 @@ macro_rules! for_each_map {
                     /// Backends by id; id 0 is never used.
                     Backends = BACKENDS4 "backends4", BACKENDS6 "backends6": Array<abi::Backend<N>>[limits::BACKENDS], Planned is_linked is_audited;
                     /// Flow entries of established TCP and SCTP connections; nothing is evicted.
-                    Flows = FLOWS4 "flows4", FLOWS6 "flows6": HashMap<abi::FlowKey<N>, abi::Flow<N>>[limits::FLOWS4; limits::FLOWS6], Flows(FAMILY);
+                    Flows = FLOWS4 "flows4", FLOWS6 "flows6": HashMap<abi::FlowKey<N>, abi::Flow<N>>[limits::FLOWS4; limits::FLOWS6], Flows(FAMILY) must_fit;
                     /// Flow entries of answered UDP flows.
-                    UdpFlows = UDP_FLOWS4 "udp_flows4", UDP_FLOWS6 "udp_flows6": LruHashMap<abi::FlowKey<N>, abi::Flow<N>>[limits::UDP_FLOWS], Flows(FAMILY);
+                    UdpFlows = UDP_FLOWS4 "udp_flows4", UDP_FLOWS6 "udp_flows6": LruHashMap<abi::FlowKey<N>, abi::Flow<N>>[limits::UDP_FLOWS], Flows(FAMILY) must_fit;
                     /// Translated addresses of host sockets.
-                    Sockets = SOCKETS4 "sockets4", SOCKETS6 "sockets6": LruHashMap<abi::SocketKey<N>, abi::SocketPeer<N>>[limits::SOCKETS], Noted;
+                    Sockets = SOCKETS4 "sockets4", SOCKETS6 "sockets6": LruHashMap<abi::SocketKey<N>, abi::SocketPeer<N>>[limits::SOCKETS], Noted must_fit;
                     /// Networks whose clients a service port admits (`loadBalancerSourceRanges`).
                     Sources = SOURCES4 "sources4", SOURCES6 "sources6": LpmTrie<abi::SourceKey<N>, abi::Source>[limits::SOURCES], Planned is_linked is_audited;
                     /// Addresses of services: whether unserved ports are refused, and echo requests answered.
@@ -222,6 +224,8 @@ pub struct Table {
     pub doc: &'static str,
     /// Bytes of a key and of a value.
     pub sizes: (usize, usize),
+    /// The type of its values.
+    pub value: fn() -> TypeId,
     /// Its default capacity, as the declaration has it.
     pub capacity: &'static str,
     pub nature: Nature,
@@ -235,6 +239,8 @@ pub struct Table {
     pub is_audited: bool,
     /// Holds nothing but counts, so that a map of another capacity may take its place at any time.
     pub is_resizable: bool,
+    /// Entries in use must fit into a map of another size. Of planned tables that is so without the mark.
+    pub must_fit: bool,
 }
 
 impl Table {
@@ -265,6 +271,7 @@ macro_rules! described {
                 name: $name,
                 doc: concat!($($doc),*),
                 sizes: kinds::$kind::<$($record),*>::SIZES,
+                value: kinds::$kind::<$($record),*>::VALUE,
                 capacity: $capacity,
                 nature: Nature::$nature $(($family))?,
                 is_plain: kinds::$kind::<$($record),*>::IS_PLAIN,
@@ -272,6 +279,7 @@ macro_rules! described {
                 is_linked: false,
                 is_audited: false,
                 is_resizable: false,
+                must_fit: false,
             }
         }
     };

@@ -9,7 +9,7 @@ use super::{
     convert::{Converter, Misfit},
     room, tables,
     tables::Nature,
-    tags,
+    tags::{self, Tags},
 };
 use lb_tables::{Condition, Elements, RawTable};
 
@@ -34,14 +34,13 @@ pub struct Copied {
 }
 
 /// What makes elements of the new table from those of the old one.
-struct Elementwise<'a> {
-    map: &'a str,
+struct Elementwise {
     key: Converter,
     value: Converter,
     /// How many values an element has: one for each CPU in some maps.
     values: usize,
     /// Recomputes what the new programs derive from a key.
-    tags: bool,
+    tags: Option<Tags>,
 }
 
 /// Copies all elements of `map` from the set pinned in `old` to that in `new`, each described in `descriptions`. Elements of arrays beyond
@@ -62,7 +61,7 @@ pub fn copy(
     if is_array && pass == Pass::Again {
         return Ok(copied);
     }
-    let make = Elementwise::new(map, from, to, &old, tags::are_ours(new_description, map))?;
+    let make = Elementwise::new(map, from, to, &old, tags::of(new_description, map))?;
     let leaves_zeroes = is_array && make.value.keeps_zeroes();
     let mut refused = None;
     let whole = old.each_part(|part| {
@@ -100,17 +99,17 @@ pub fn copy(
     }
 }
 
-impl<'a> Elementwise<'a> {
+impl Elementwise {
     fn new(
-        map: &'a str,
+        map: &str,
         from: &MapDescription,
         to: &MapDescription,
         old: &RawTable,
-        tags: bool,
+        tags: Option<Tags>,
     ) -> Result<Self, LayoutError> {
         let key = converter(map, &from.key, &to.key)?;
         let value = converter(map, &from.value, &to.value)?;
-        Ok(Self { map, key, value, values: old.values(from.value.size as usize), tags })
+        Ok(Self { key, value, values: old.values(from.value.size as usize), tags })
     }
 
     /// The element in the new layout.
@@ -118,8 +117,8 @@ impl<'a> Elementwise<'a> {
         let key = self.key.convert(key)?;
         if self.values == 1 {
             let mut value = self.value.convert(value)?;
-            if self.tags {
-                tags::set(self.map, &key, &mut value);
+            if let Some(set_tags) = self.tags {
+                set_tags(&key, &mut value);
             }
             return Ok((key, value));
         }

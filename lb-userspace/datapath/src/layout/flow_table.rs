@@ -10,7 +10,7 @@ use super::{
     copy::converter,
     flow_fields::FlowFields,
     merge::Merge,
-    tags,
+    tags::{self, Tags},
 };
 use lb_tables::{Condition, RawTable};
 
@@ -29,7 +29,7 @@ pub(super) struct FlowTable {
     convert: Converter,
     merge: Merge,
     /// Whether the tags of keys are recomputed.
-    tags: bool,
+    tags: Option<Tags>,
 }
 
 impl FlowTable {
@@ -56,7 +56,7 @@ impl FlowTable {
             new: fields(to)?,
             convert: converter(map, from, to)?,
             merge: Merge::new(to),
-            tags: tags::are_ours(descriptions.1, map),
+            tags: tags::of(descriptions.1, map),
         })
     }
 
@@ -85,8 +85,8 @@ impl FlowTable {
     /// The entry in the new layout.
     pub fn convert(&self, key: &[u8], value: &[u8]) -> Result<Vec<u8>, Misfit> {
         let mut value = self.convert.convert(value)?;
-        if self.tags {
-            tags::set(self.map, key, &mut value);
+        if let Some(set_tags) = self.tags {
+            set_tags(key, &mut value);
         }
         Ok(value)
     }

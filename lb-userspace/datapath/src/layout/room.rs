@@ -4,14 +4,11 @@ use std::path::Path;
 
 use lb_common::abi::map_name;
 
-use super::{
-    Description, LayoutError, MapDescription,
-    tables::{self, Nature},
-};
+use super::{Description, LayoutError, MapDescription, tables};
 use lb_tables::RawTable;
 
-/// Refuses a table of `new` that is smaller than that of the set pinned in `set`, described by `old`, if the entries in use do not fit. These are
-/// planned records, established connections, answered UDP flows and translated sockets. Affinities and handshakes make room by themselves.
+/// Refuses a table of `new` that is smaller than that of the set pinned in `set`, described by `old`, if the entries in use do not fit. Of
+/// other tables than [`tables::must_fit`] names, entries make room by themselves.
 ///
 /// Connections go on coming until the programs have switched: a table that is nearly full may have no room for all of them then.
 pub fn check_room(set: &Path, old: &Description, new: &Description) -> Result<(), LayoutError> {
@@ -28,19 +25,14 @@ pub fn check_room(set: &Path, old: &Description, new: &Description) -> Result<()
 /// The least size that a map may have without losing what is in use.
 fn used(set: &Path, old: &Description, map: &str, from: &MapDescription) -> Result<u64, LayoutError> {
     let open = || RawTable::open(&set.join(map)).map_err(LayoutError::access("open", map));
+    // Slots and backends are in use by what is in them or leads to them, which no mark of the declaration can say.
     match map {
         map_name::SLOTS => slots(set, old),
         map_name::BACKENDS4 | map_name::BACKENDS6 => {
             let state = from.value.field("state");
             last(&open()?, map, |value| state.and_then(|state| state.number(value)) != Some(0))
         }
-        map_name::UDP_FLOWS4
-        | map_name::UDP_FLOWS6
-        | map_name::FLOWS4
-        | map_name::FLOWS6
-        | map_name::SOCKETS4
-        | map_name::SOCKETS6 => count(&open()?, map),
-        _ if tables::nature(map) != Nature::Planned => Ok(0),
+        _ if !tables::must_fit(map) => Ok(0),
         _ if from.is_array() => last(&open()?, map, |value| value.iter().any(|byte| *byte != 0)),
         _ => count(&open()?, map),
     }

@@ -12,6 +12,11 @@ pub(super) fn is_linked(map: &str) -> bool {
     lb_common::maps::table(map).is_some_and(|table| table.is_linked)
 }
 
+/// Whether entries in use must fit into a map of another size: those that are planned, and those that the declaration marks.
+pub(super) fn must_fit(map: &str) -> bool {
+    lb_common::maps::table(map).is_some_and(|table| table.must_fit || table.nature == Nature::Planned)
+}
+
 /// The number that changes with the meaning of a map whose layout stays: what a field counts, or how a hash in it is made.
 pub(super) fn meaning(_map: &str) -> u32 {
     0

@@ -1,41 +1,42 @@
 //! What programs derive from the key of an element and keep in it: recomputed, as the functions are of this version.
 
+use std::any::TypeId;
+
 use aya::Pod;
 use lb_common::abi::{
-    ABI_VERSION, Affinity, Flow, FlowKey, Fragment, HalfOpen, Service, affinity_tag, fragment_tag, map_name, seal, tag,
+    ABI_VERSION, Affinity, AffinityKey, Flow, FlowKey, Fragment, FragmentKey, HalfOpen, Service, ServiceKey,
+    affinity_tag, fragment_tag, seal, tag,
 };
+use lb_common::maps::{Table, table};
 
 use super::Description;
 
-/// Whether the records of the map in this set are those of this version: only then can [`set`] read them.
-pub(super) fn are_ours(set: &Description, map: &str) -> bool {
+/// Sets the words of a value that follow from its key.
+pub(super) type Tags = fn(&[u8], &mut [u8]);
+
+/// How that is done in this map of the set. `None`: its values have no such words, or are not those of this version.
+pub(super) fn of(set: &Description, map: &str) -> Option<Tags> {
+    let table = table(map)?;
     let sizes = set.maps.get(map).map(|map| (map.key.size as usize, map.value.size as usize));
-    set.abi == ABI_VERSION && sizes.is_some() && sizes == lb_common::maps::table(map).map(|table| table.sizes)
+    let are_ours = set.abi == ABI_VERSION && sizes == Some(table.sizes);
+    if are_ours { of_family::<4>(table).or_else(|| of_family::<16>(table)) } else { None }
 }
 
-/// Sets the words of `value` that follow from `key`. For records of which [`are_ours`] holds.
-pub(super) fn set(map: &str, key: &[u8], value: &mut [u8]) {
-    match map {
-        map_name::SERVICES4 => with(key, value, |key, value: &mut Service| value.seal = seal::<4>(key, value)),
-        map_name::SERVICES6 => with(key, value, |key, value: &mut Service| value.seal = seal::<16>(key, value)),
-        map_name::FLOWS4 | map_name::UDP_FLOWS4 => flow::<4>(key, value),
-        map_name::FLOWS6 | map_name::UDP_FLOWS6 => flow::<16>(key, value),
-        map_name::HALF_OPEN4 => half_open::<4>(key, value),
-        map_name::HALF_OPEN6 => half_open::<16>(key, value),
-        map_name::AFFINITY4 => with(key, value, |key, value: &mut Affinity| value.tag = affinity_tag::<4>(key)),
-        map_name::AFFINITY6 => with(key, value, |key, value: &mut Affinity| value.tag = affinity_tag::<16>(key)),
-        map_name::FRAGMENTS4 => with(key, value, |key, value: &mut Fragment| value.tag = fragment_tag::<4>(key)),
-        map_name::FRAGMENTS6 => with(key, value, |key, value: &mut Fragment| value.tag = fragment_tag::<16>(key)),
-        _ => {}
+fn of_family<const N: usize>(table: &Table) -> Option<Tags> {
+    let holds = |key: usize, value: TypeId| table.sizes.0 == key && (table.value)() == value;
+    if holds(size_of::<ServiceKey<N>>(), TypeId::of::<Service>()) {
+        Some(|key, value| with(key, value, |key, value: &mut Service| value.seal = seal::<N>(key, value)))
+    } else if holds(size_of::<FlowKey<N>>(), TypeId::of::<Flow<N>>()) {
+        Some(|key, value| with(key, value, |key: &FlowKey<N>, value: &mut Flow<N>| value.tag = tag(key)))
+    } else if holds(size_of::<FlowKey<N>>(), TypeId::of::<HalfOpen<N>>()) {
+        Some(|key, value| with(key, value, |key: &FlowKey<N>, value: &mut HalfOpen<N>| value.flow.tag = tag(key)))
+    } else if holds(size_of::<AffinityKey<N>>(), TypeId::of::<Affinity>()) {
+        Some(|key, value| with(key, value, |key, value: &mut Affinity| value.tag = affinity_tag::<N>(key)))
+    } else if holds(size_of::<FragmentKey<N>>(), TypeId::of::<Fragment>()) {
+        Some(|key, value| with(key, value, |key, value: &mut Fragment| value.tag = fragment_tag::<N>(key)))
+    } else {
+        None
     }
-}
-
-fn flow<const N: usize>(key: &[u8], value: &mut [u8]) {
-    with(key, value, |key: &FlowKey<N>, flow: &mut Flow<N>| flow.tag = tag(key));
-}
-
-fn half_open<const N: usize>(key: &[u8], value: &mut [u8]) {
-    with(key, value, |key: &FlowKey<N>, entry: &mut HalfOpen<N>| entry.flow.tag = tag(key));
 }
 
 fn with<K: Pod, V: Pod>(key: &[u8], value: &mut [u8], change: impl FnOnce(&K, &mut V)) {
