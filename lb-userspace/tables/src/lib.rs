@@ -245,5 +245,12 @@ mod tests {
         let Err(error) = Pinned::open(dir.path()) else { panic!("opened maps in an empty folder") };
         let text = error.to_string();
         assert!(text.contains("services4") && text.contains(&dir.path().display().to_string()), "{text}");
+        assert!(text.contains("no agent has run"), "{text}");
+        // Tables of a version without this map.
+        std::fs::write(dir.path().join(map_name::CONFIG), "").unwrap();
+        for opened in [Pinned::open(dir.path()).map(drop), MapSet::open_read_only(dir.path()).map(drop)] {
+            let text = opened.unwrap_err().to_string();
+            assert!(text.contains("services4") && text.contains("another version"), "{text}");
+        }
     }
 }

@@ -1,12 +1,14 @@
 //! Pinned maps, opened as they are: for writing, too, or for reading alone.
 
 use std::ffi::CString;
+use std::io;
 use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::{io, path::Path};
+use std::path::{Path, PathBuf};
 
 use aya::maps::MapData;
 use aya_obj::generated::{BPF_F_RDONLY, bpf_cmd};
+use lb_common::abi::map_name;
 
 use crate::MapError;
 
@@ -16,11 +18,17 @@ pub(crate) fn data(dir: &Path, map: &'static str) -> Result<MapData, MapError> {
     let path = dir.join(map);
     MapData::from_pin(&path).map_err(|error| match error {
         aya::maps::MapError::SyscallError(error) if error.io_error.kind() == io::ErrorKind::NotFound => {
-            MapError::Missing { map, path }
+            missing(map, path)
         }
         aya::maps::MapError::SyscallError(error) => MapError::Open { map, path, source: error.io_error },
         error => MapError::Open { map, path, source: io::Error::other(error) },
     })
+}
+
+fn missing(map: &'static str, path: PathBuf) -> MapError {
+    // Every version has pinned this one.
+    let is_among_others = path.with_file_name(map_name::CONFIG).exists();
+    MapError::Missing { map, path, is_among_others }
 }
 
 /// `union bpf_attr` of `BPF_OBJ_GET`.
@@ -35,11 +43,7 @@ struct Object {
 pub(crate) fn read_only(path: &Path, map: &'static str) -> Result<MapData, MapError> {
     let failed = |source: io::Error| {
         let path = path.to_owned();
-        if source.kind() == io::ErrorKind::NotFound {
-            MapError::Missing { map, path }
-        } else {
-            MapError::Open { map, path, source }
-        }
+        if source.kind() == io::ErrorKind::NotFound { missing(map, path) } else { MapError::Open { map, path, source } }
     };
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| failed(io::Error::other(error)))?;
     let mut object = Object { path: name.as_ptr() as u64, descriptor: 0, flags: BPF_F_RDONLY };
