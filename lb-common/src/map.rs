@@ -110,6 +110,18 @@ macro_rules! ids {
             )*)*
         }
 
+        /// The name of each map, as pinned and as `bpftool` shows it.
+        pub mod names {
+            $($(
+                pub const $four: &str = $name4;
+                pub const $six: &str = $name6;
+            )*)*
+            $($(pub const $constant: &str = $name;)*)*
+        }
+
+        $($(const _: () = assert!($name4.len() <= limits::MAP_NAME_LENGTH && $name6.len() <= limits::MAP_NAME_LENGTH);)*)*
+        $($(const _: () = assert!($name.len() <= limits::MAP_NAME_LENGTH);)*)*
+
         impl MapId {
             /// Its name, as pinned.
             #[must_use]

@@ -15,6 +15,7 @@ use super::{
     endpoints,
     endpoints::Endpoints,
     load, records,
+    subject::Released,
 };
 use crate::plan::{BackendId, BackendRecord, Capacities, Loaded, Op, Part, Range, Stray};
 use lb_model::Family;
@@ -267,25 +268,14 @@ impl Store for KernelStore {
             self.remove_stats(&sorted.stats, &mut results);
         }
         for (op, result) in ops.iter().zip(&mut results) {
-            let times = match op {
-                Op::FreeBackend { id, .. } => {
-                    self.unreferred.remove(id);
-                    endpoints::forget(&self.maps, *id);
-                    connect_times::retire(&self.maps, *id)
+            let times = match Released::by(op) {
+                Some(Released::Backend(id)) => {
+                    self.unreferred.remove(&id);
+                    endpoints::forget(&self.maps, id);
+                    connect_times::retire(&self.maps, id)
                 }
-                Op::ForgetService { id } => connect_times::forget(&self.maps, *id),
-                Op::WriteName { .. }
-                | Op::WriteBackend { .. }
-                | Op::WriteSlots { .. }
-                | Op::WriteSource { .. }
-                | Op::WriteFrontend { .. }
-                | Op::RemoveFrontend { .. }
-                | Op::RetireBackend { .. }
-                | Op::RemoveSource { .. }
-                | Op::ReleaseSlots { .. }
-                | Op::WriteVip { .. }
-                | Op::RemoveVip { .. }
-                | Op::WriteConfig { .. } => Ok(()),
+                Some(Released::Service(id)) => connect_times::forget(&self.maps, id),
+                Some(Released::Slots(_)) | None => Ok(()),
             };
             if let Err(error) = times {
                 *result = Err(failed(map_name::CONNECT_TIMES, "changing", &error));

@@ -172,21 +172,10 @@ pub(super) enum Added<'a> {
 impl Op {
     /// The address that a packet may find something at, once this is written.
     pub fn address(&self) -> Option<IpAddr> {
-        match self {
-            Self::WriteFrontend { frontend, .. } => Some(frontend.address),
-            Self::WriteVip { address, .. } => Some(*address),
-            Self::WriteName { .. }
-            | Self::WriteBackend { .. }
-            | Self::WriteSlots { .. }
-            | Self::WriteSource { .. }
-            | Self::RemoveFrontend { .. }
-            | Self::RetireBackend { .. }
-            | Self::RemoveSource { .. }
-            | Self::FreeBackend { .. }
-            | Self::ReleaseSlots { .. }
-            | Self::ForgetService { .. }
-            | Self::RemoveVip { .. }
-            | Self::WriteConfig { .. } => None,
+        match self.added()? {
+            Added::Frontend(frontend) => Some(frontend.address),
+            Added::Vip(address) => Some(address),
+            Added::Name(_) | Added::Backend(_) | Added::Slots(..) | Added::Source(..) => None,
         }
     }
 
