@@ -57,10 +57,6 @@ impl GoProgram {
     }
 }
 
-/// Kubernetes reports its version from a variable.
-const KUBERNETES: &str = "k8s.io/kubernetes";
-const KUBERNETES_VERSION: Option<&str> = Some("k8s.io/component-base/version.gitVersion");
-
 /// What checks the rules for crates: built while the tests run already.
 pub const CARGO_DENY: Need = Need {
     name: "cargo-deny",
@@ -90,30 +86,24 @@ pub const MDBOOK: Need = Need {
 
 /// What the rung `arm64` needs, which runs only when asked for.
 pub static ARM64: [Need; 2] = [
-    Need {
-        name: "qemu-aarch64",
-        why: "runs unit tests for arm64",
-        level: Level::Test,
-        install: Install::Apt(&["qemu-user"]),
-        seconds: 10,
-    },
-    Need {
-        name: "aarch64-linux-gnu-gcc",
-        why: "compiles the C parts of crates for arm64",
-        level: Level::Test,
-        install: Install::Apt(&["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"]),
-        seconds: 20,
-    },
+    Need::apt("qemu-aarch64", "runs unit tests for arm64", Level::Test, &["qemu-user"], 10),
+    Need::apt(
+        "aarch64-linux-gnu-gcc",
+        "compiles the C parts of crates for arm64",
+        Level::Test,
+        &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
+        20,
+    ),
 ];
 
 pub const NEEDS: [Need; 18] = [
-    Need {
-        name: "cc",
-        why: "a C compiler for crates with C parts (ring) and the final link",
-        level: Level::Build,
-        install: Install::Apt(&["gcc", "libc6-dev"]),
-        seconds: 10,
-    },
+    Need::apt(
+        "cc",
+        "a C compiler for crates with C parts (ring) and the final link",
+        Level::Build,
+        &["gcc", "libc6-dev"],
+        10,
+    ),
     Need {
         name: "bpf-linker",
         why: "links the eBPF programs into one object with BTF",
@@ -121,27 +111,9 @@ pub const NEEDS: [Need; 18] = [
         install: Install::BpfLinker { version: "0.13.0" },
         seconds: 40,
     },
-    Need {
-        name: "ip",
-        why: "network namespaces and links for the demo and the tests",
-        level: Level::Run,
-        install: Install::Apt(&["iproute2"]),
-        seconds: 5,
-    },
-    Need {
-        name: "ethtool",
-        why: "checksum offload of test links on and off",
-        level: Level::Run,
-        install: Install::Apt(&["ethtool"]),
-        seconds: 5,
-    },
-    Need {
-        name: "bpftool",
-        why: "the tests read maps with it, as an operator would",
-        level: Level::Test,
-        install: Install::Apt(&["bpftool"]),
-        seconds: 5,
-    },
+    Need::apt("ip", "network namespaces and links for the demo and the tests", Level::Run, &["iproute2"], 5),
+    Need::apt("ethtool", "checksum offload of test links on and off", Level::Run, &["ethtool"], 5),
+    Need::apt("bpftool", "the tests read maps with it, as an operator would", Level::Test, &["bpftool"], 5),
     Need {
         name: "etcd",
         why: "the store of the tests' API server",
@@ -155,39 +127,19 @@ pub const NEEDS: [Need; 18] = [
         }),
         seconds: 45,
     },
-    Need {
-        name: "kube-apiserver",
-        why: "the tests run the agent against a real one",
-        level: Level::Test,
-        install: Install::Go(GoProgram {
-            package: "k8s.io/kubernetes/cmd/kube-apiserver",
-            module: KUBERNETES,
-            version_variable: KUBERNETES_VERSION,
-        }),
-        seconds: 200,
-    },
-    Need {
-        name: "kube-proxy",
-        why: "what Ballast plans is compared with it, and timed beside it",
-        level: Level::Test,
-        install: Install::Go(GoProgram {
-            package: "k8s.io/kubernetes/cmd/kube-proxy",
-            module: KUBERNETES,
-            version_variable: KUBERNETES_VERSION,
-        }),
-        seconds: 20,
-    },
-    Need {
-        name: "kubectl",
-        why: "runs the commands of the manual",
-        level: Level::Test,
-        install: Install::Go(GoProgram {
-            package: "k8s.io/kubernetes/cmd/kubectl",
-            module: KUBERNETES,
-            version_variable: KUBERNETES_VERSION,
-        }),
-        seconds: 40,
-    },
+    Need::kubernetes(
+        "kube-apiserver",
+        "the tests run the agent against a real one",
+        "k8s.io/kubernetes/cmd/kube-apiserver",
+        200,
+    ),
+    Need::kubernetes(
+        "kube-proxy",
+        "what Ballast plans is compared with it, and timed beside it",
+        "k8s.io/kubernetes/cmd/kube-proxy",
+        20,
+    ),
+    Need::kubernetes("kubectl", "runs the commands of the manual", "k8s.io/kubernetes/cmd/kubectl", 40),
     Need {
         name: "promtool",
         why: "checks names and labels of the metrics, and the alerts",
@@ -204,65 +156,46 @@ pub const NEEDS: [Need; 18] = [
         },
         seconds: 290,
     },
-    Need {
-        name: "nft",
-        why: "kube-proxy writes its rules with it, and the tests read them back",
-        level: Level::Test,
-        install: Install::Apt(&["nftables"]),
-        seconds: 5,
-    },
-    Need {
-        name: "iptables",
-        why: "kube-proxy writes its rules with it in another mode",
-        level: Level::Test,
-        install: Install::Apt(&["iptables"]),
-        seconds: 5,
-    },
-    Need {
-        name: "ipset",
-        why: "makes sets as kube-proxy leaves them in its IPVS mode",
-        level: Level::Test,
-        install: Install::Apt(&["ipset"]),
-        seconds: 5,
-    },
-    Need {
-        name: "openssl",
-        why: "makes the client certificates that the tests rotate",
-        level: Level::Test,
-        install: Install::Apt(&["openssl"]),
-        seconds: 5,
-    },
-    Need {
-        name: "qemu-system-x86_64",
-        why: "boots other kernels: SCTP, and what older ones refuse",
-        level: Level::Guests,
-        install: Install::Apt(&["qemu-system-x86"]),
-        seconds: 30,
-    },
-    Need {
-        name: "ipvsadm",
-        why: "makes virtual services of IPVS in the virtual machines",
-        level: Level::Guests,
-        install: Install::Apt(&["ipvsadm"]),
-        seconds: 5,
-    },
-    Need {
-        name: "xz",
-        why: "reads the modules of these kernels",
-        level: Level::Guests,
-        install: Install::Apt(&["xz-utils"]),
-        seconds: 5,
-    },
-    Need {
-        name: "strip",
-        why: "makes what these kernels load small",
-        level: Level::Guests,
-        install: Install::Apt(&["binutils"]),
-        seconds: 5,
-    },
+    Need::apt(
+        "nft",
+        "kube-proxy writes its rules with it, and the tests read them back",
+        Level::Test,
+        &["nftables"],
+        5,
+    ),
+    Need::apt("iptables", "kube-proxy writes its rules with it in another mode", Level::Test, &["iptables"], 5),
+    Need::apt("ipset", "makes sets as kube-proxy leaves them in its IPVS mode", Level::Test, &["ipset"], 5),
+    Need::apt("openssl", "makes the client certificates that the tests rotate", Level::Test, &["openssl"], 5),
+    Need::apt(
+        "qemu-system-x86_64",
+        "boots other kernels: SCTP, and what older ones refuse",
+        Level::Guests,
+        &["qemu-system-x86"],
+        30,
+    ),
+    Need::apt("ipvsadm", "makes virtual services of IPVS in the virtual machines", Level::Guests, &["ipvsadm"], 5),
+    Need::apt("xz", "reads the modules of these kernels", Level::Guests, &["xz-utils"], 5),
+    Need::apt("strip", "makes what these kernels load small", Level::Guests, &["binutils"], 5),
 ];
 
 impl Need {
+    const fn apt(
+        name: &'static str,
+        why: &'static str,
+        level: Level,
+        packages: &'static [&'static str],
+        seconds: u64,
+    ) -> Self {
+        Self { name, why, level, install: Install::Apt(packages), seconds }
+    }
+
+    /// A program of Kubernetes, which reports its version from a variable.
+    const fn kubernetes(name: &'static str, why: &'static str, package: &'static str, seconds: u64) -> Self {
+        let version_variable = Some("k8s.io/component-base/version.gitVersion");
+        let program = GoProgram { package, module: "k8s.io/kubernetes", version_variable };
+        Self { name, why, level: Level::Test, install: Install::Go(program), seconds }
+    }
+
     /// About how long its installation takes here.
     pub fn estimate(&self) -> u64 {
         match self.install {
