@@ -40,7 +40,7 @@ pub use slot_shares::SlotShares;
 pub use texts::shared;
 pub use time::Monotonic;
 pub use unread::{Unread, UnreadKind};
-pub use values::{ValueError, named::NamedError};
+pub use values::{NodePortAddresses, ValueError, named::NamedError};
 
 /// Namespace and name of an object. A copy shares the text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

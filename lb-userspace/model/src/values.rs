@@ -3,7 +3,10 @@
 mod annotations;
 pub mod list;
 pub mod named;
+mod nodeports;
 mod slot_shares;
+
+pub use nodeports::NodePortAddresses;
 
 /// A value that was not understood: what was given, and what would be.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -37,6 +40,46 @@ macro_rules! choice {
                     $($text => Ok(Self::$variant),)*
                     _ => Err($crate::ValueError { given: text.into(), what: $what, expected: $expected }),
                 }
+            }
+        }
+    };
+}
+
+/// Makes an option of a type that is a list and has `from_parts`. `expected`: what it is, for the error about any other type.
+#[macro_export]
+macro_rules! list_option {
+    ($name:ty, $expected:literal) => {
+        impl ::std::str::FromStr for $name {
+            type Err = $crate::ValueError;
+
+            fn from_str(text: &str) -> Result<Self, $crate::ValueError> {
+                Self::from_parts(&$crate::values::list::parts(text))
+            }
+        }
+
+        impl<'de> ::serde::Deserialize<'de> for $name {
+            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                $crate::values::list::deserialize(deserializer, $expected, Self::from_parts)
+            }
+        }
+    };
+}
+
+/// Makes an option of a type that is [`Named`](named::Named).
+#[macro_export]
+macro_rules! named_option {
+    ($name:ty) => {
+        impl ::std::str::FromStr for $name {
+            type Err = $crate::NamedError;
+
+            fn from_str(text: &str) -> Result<Self, $crate::NamedError> {
+                $crate::values::named::parse(text)
+            }
+        }
+
+        impl<'de> ::serde::Deserialize<'de> for $name {
+            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                $crate::values::named::deserialize(deserializer)
             }
         }
     };

@@ -39,7 +39,7 @@ use crate::observe::report_socket;
 use lb_datapath::sockets::Destroyer;
 use lb_datapath::{Datapath, maps_dir};
 use lb_plan::apply::{KernelStore, Programmer};
-use lb_plan::plan::{self, DrainLimits, Marks, PlanSettings};
+use lb_plan::plan::{DrainLimits, Marks, PlanSettings};
 use lb_source::Source;
 use lb_source::announce::{self, ObjectEvent};
 use lb_source::api_requests::ApiRequests;
@@ -293,11 +293,7 @@ fn datapath_settings(settings: &Settings) -> lb_datapath::DatapathSettings {
 fn plan_settings(settings: &Settings) -> PlanSettings {
     PlanSettings {
         node_name: Some(settings.node_name.clone()),
-        nodeport_addresses: match &settings.nodeport_addresses {
-            crate::config::NodePortAddresses::All => plan::NodePortAddresses::All,
-            crate::config::NodePortAddresses::Primary => plan::NodePortAddresses::Primary,
-            crate::config::NodePortAddresses::Cidrs(networks) => plan::NodePortAddresses::Cidrs(networks.clone()),
-        },
+        nodeport_addresses: settings.nodeport_addresses.clone(),
         external_ips: settings.external_ips,
         service_proxy_name: settings.service_proxy_name.clone(),
         scheduler: settings.scheduler,

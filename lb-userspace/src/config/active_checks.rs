@@ -1,11 +1,8 @@
 //! `--active-checks`: where active checks of endpoints may go.
 
-use std::str::FromStr;
-
 use ipnet::IpNet;
-use serde::{Deserialize, Deserializer};
 
-use lb_model::{ValueError, values::list};
+use lb_model::{ValueError, list_option};
 
 /// Where this node may connect to, since an annotation asks for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,19 +31,7 @@ impl ActiveChecks {
     }
 }
 
-impl FromStr for ActiveChecks {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        Self::from_parts(&list::parts(text))
-    }
-}
-
-impl<'de> Deserialize<'de> for ActiveChecks {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        list::deserialize(deserializer, "off, or pods and networks", Self::from_parts)
-    }
-}
+list_option!(ActiveChecks, "off, or pods and networks");
 
 #[cfg(test)]
 mod tests {

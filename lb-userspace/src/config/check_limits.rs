@@ -1,11 +1,9 @@
 //! `--check-limits`: how many active checks this node makes at most, whatever the annotations ask for.
 
 use std::num::NonZeroU32;
-use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer};
-
-use lb_model::values::named::{self, Named, NamedError};
+use lb_model::named_option;
+use lb_model::values::named::{Named, NamedError};
 
 /// Bounds of the active checks of all services together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,19 +43,7 @@ impl Named for CheckLimits {
     }
 }
 
-impl FromStr for CheckLimits {
-    type Err = NamedError;
-
-    fn from_str(text: &str) -> Result<Self, NamedError> {
-        named::parse(text)
-    }
-}
-
-impl<'de> Deserialize<'de> for CheckLimits {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        named::deserialize(deserializer)
-    }
-}
+named_option!(CheckLimits);
 
 #[cfg(test)]
 mod tests {

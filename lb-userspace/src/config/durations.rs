@@ -14,61 +14,36 @@ pub struct Bounds {
     pub because: &'static str,
 }
 
+const HOUR: u64 = 3_600;
+const DAY: u64 = 24 * HOUR;
+
 /// Deadlines are kept in tenths of a second in 32 bits, and a drain must end.
-pub const DRAIN_PERIOD: Bounds =
-    Bounds { min: Duration::ZERO, max: Duration::from_hours(24), because: "a drain must end" };
-pub const DRAIN_MAX: Bounds =
-    Bounds { min: Duration::ZERO, max: Duration::from_hours(24), because: "a drain must end" };
-pub const TERMINATING_MAX: Bounds = Bounds {
-    min: Duration::from_secs(1),
-    max: Duration::from_hours(24),
-    because: "a terminating endpoint must end some day",
-};
-pub const ADOPTION_WINDOW: Bounds = Bounds {
-    min: Duration::ZERO,
-    max: Duration::from_hours(24),
-    because: "until it ends, whoever sends on a connection that nobody knows gets no answer",
-};
-pub const AUDIT_INTERVAL: Bounds = Bounds {
-    min: Duration::from_secs(1),
-    max: Duration::from_hours(1),
-    because: "an audit reads every table, and what it finds is served wrongly until then",
-};
-pub const RESYNC_INTERVAL: Bounds = Bounds {
-    min: Duration::from_secs(1),
-    max: Duration::from_hours(24),
-    because: "each comparison lists everything from the API",
-};
-pub const WATCH_SILENCE: Bounds = Bounds {
-    min: Duration::from_secs(1),
-    max: Duration::from_mins(10),
-    because: "it is how long endpoints may be out of date unnoticed",
-};
+pub const DRAIN_PERIOD: Bounds = Bounds::of_seconds(0, DAY, "a drain must end");
+pub const DRAIN_MAX: Bounds = Bounds::of_seconds(0, DAY, "a drain must end");
+pub const TERMINATING_MAX: Bounds = Bounds::of_seconds(1, DAY, "a terminating endpoint must end some day");
+pub const ADOPTION_WINDOW: Bounds =
+    Bounds::of_seconds(0, DAY, "until it ends, whoever sends on a connection that nobody knows gets no answer");
+pub const AUDIT_INTERVAL: Bounds =
+    Bounds::of_seconds(1, HOUR, "an audit reads every table, and what it finds is served wrongly until then");
+pub const RESYNC_INTERVAL: Bounds = Bounds::of_seconds(1, DAY, "each comparison lists everything from the API");
+pub const WATCH_SILENCE: Bounds = Bounds::of_seconds(1, 600, "it is how long endpoints may be out of date unnoticed");
 /// A runtime runs its heartbeat at least every five seconds.
-pub const STUCK_AFTER: Bounds = Bounds {
-    min: Duration::from_secs(10),
-    max: Duration::from_mins(10),
-    because: "an agent has a heartbeat every 5s, and load balancers must learn soon that it stopped",
-};
-pub const BEHIND_AFTER: Bounds = Bounds {
-    min: Duration::from_secs(1),
-    max: Duration::from_hours(1),
-    because: "a failed write is tried again within 30s",
-};
-pub const FIRST_SYNC_GRACE: Bounds = Bounds {
-    min: Duration::ZERO,
-    max: Duration::from_hours(1),
-    because: "a node that never lists serves what was true before it started",
-};
-pub const NODE_WAIT: Bounds =
-    Bounds { min: Duration::ZERO, max: Duration::from_mins(10), because: "nothing new is served until then" };
-pub const FAIL_STALE: Bounds = Bounds {
-    min: Duration::from_secs(1),
-    max: Duration::from_hours(24),
-    because: "it must outlast the API's restarts",
-};
+pub const STUCK_AFTER: Bounds = Bounds::of_seconds(
+    10,
+    600,
+    "an agent has a heartbeat every 5s, and load balancers must learn soon that it stopped",
+);
+pub const BEHIND_AFTER: Bounds = Bounds::of_seconds(1, HOUR, "a failed write is tried again within 30s");
+pub const FIRST_SYNC_GRACE: Bounds =
+    Bounds::of_seconds(0, HOUR, "a node that never lists serves what was true before it started");
+pub const NODE_WAIT: Bounds = Bounds::of_seconds(0, 600, "nothing new is served until then");
+pub const FAIL_STALE: Bounds = Bounds::of_seconds(1, DAY, "it must outlast the API's restarts");
 
 impl Bounds {
+    pub(super) const fn of_seconds(min: u64, max: u64, because: &'static str) -> Self {
+        Self { min: Duration::from_secs(min), max: Duration::from_secs(max), because }
+    }
+
     /// Reads `30s`, `5m`, `1h30m`.
     pub(super) fn parse(self, text: &str) -> Result<Duration, String> {
         match humantime::parse_duration(text) {

@@ -1,33 +1,21 @@
 //! `--flow-timeouts`: after how long without a packet a flow is forgotten, by its state.
 
-use std::str::FromStr;
-use std::time::Duration;
-
 use lb_common::state::Timeouts;
-use serde::{Deserialize, Deserializer};
 
 use super::durations::Bounds;
-use lb_model::values::named::{self, Named, NamedError};
+use lb_model::named_option;
+use lb_model::values::named::{Named, NamedError};
 
 /// Timeouts as they are loaded with the programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowTimeouts(pub Timeouts);
 
-const MINUTE: Duration = Duration::from_mins(1);
-
 /// Shorter ones would forget a flow between two retransmits of its SYN (1 s, then 2 s).
-const HALF_OPEN: Bounds = Bounds {
-    min: Duration::from_secs(4),
-    max: Duration::from_mins(10),
-    because: "a SYN is sent again after 1s and 2s",
-};
+const HALF_OPEN: Bounds = Bounds::of_seconds(4, 600, "a SYN is sent again after 1s and 2s");
 /// The longest is conntrack's five days.
-const OPEN: Bounds =
-    Bounds { min: MINUTE, max: Duration::from_hours(120), because: "an idle connection that is forgotten is refused" };
-const CLOSING: Bounds =
-    Bounds { min: Duration::from_secs(1), max: Duration::from_hours(1), because: "the last segments must get through" };
-const UDP: Bounds =
-    Bounds { min: Duration::from_secs(1), max: Duration::from_hours(1), because: "no packet ends a UDP flow" };
+const OPEN: Bounds = Bounds::of_seconds(60, 5 * 24 * 3_600, "an idle connection that is forgotten is refused");
+const CLOSING: Bounds = Bounds::of_seconds(1, 3_600, "the last segments must get through");
+const UDP: Bounds = Bounds::of_seconds(1, 3_600, "no packet ends a UDP flow");
 
 /// One of the timeouts: its name, what it may be, and its place among all of them.
 pub(super) struct FlowTimeout {
@@ -63,19 +51,7 @@ impl Named for FlowTimeouts {
     }
 }
 
-impl FromStr for FlowTimeouts {
-    type Err = NamedError;
-
-    fn from_str(text: &str) -> Result<Self, NamedError> {
-        named::parse(text)
-    }
-}
-
-impl<'de> Deserialize<'de> for FlowTimeouts {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        named::deserialize(deserializer)
-    }
-}
+named_option!(FlowTimeouts);
 
 #[cfg(test)]
 mod tests {

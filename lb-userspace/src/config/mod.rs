@@ -7,7 +7,6 @@ mod facts;
 mod flow_timeouts;
 pub mod kube_proxy;
 mod networks;
-mod nodeports;
 mod options;
 mod settings;
 mod values;
@@ -18,10 +17,10 @@ pub use active_checks::ActiveChecks;
 pub use check_limits::CheckLimits;
 pub use durations::{Bounds, Period};
 pub use flow_timeouts::FlowTimeouts;
-pub use nodeports::{NodePortAddresses, ProxyName};
+pub use lb_model::NodePortAddresses;
 pub use options::{ConfigError, Options};
 pub use settings::{Fleet, Settings};
-pub use values::{ApiServers, CgroupRoot, LogFormat, LogLevel, Source, Switch};
+pub use values::{ApiServers, CgroupRoot, LogFormat, LogLevel, ProxyName, Source, Switch};
 
 /// Where bpffs is mounted, unless `--bpffs` says otherwise.
 pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";

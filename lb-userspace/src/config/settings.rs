@@ -86,66 +86,25 @@ pub struct Fleet {
     pub key: PathBuf,
 }
 
+/// Options with each of these fields from the first, or from the second where the first has none.
+macro_rules! first_given {
+    ($first:ident $second:ident: $($field:ident)*) => {
+        Self { $($field: $first.$field.or($second.$field)),* }
+    };
+}
+
 impl Options {
     /// These options where given, else the other's.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
-        Self {
-            source: self.source.or(other.source),
-            kubeconfig: self.kubeconfig.or(other.kubeconfig),
-            api_server: self.api_server.or(other.api_server),
-            tls_server_name: self.tls_server_name.or(other.tls_server_name),
-            node_name: self.node_name.or(other.node_name),
-            node_wait: self.node_wait.or(other.node_wait),
-            pod_interfaces: self.pod_interfaces.or(other.pod_interfaces),
-            external_interfaces: self.external_interfaces.or(other.external_interfaces),
-            bpffs: self.bpffs.or(other.bpffs),
-            cgroup_root: self.cgroup_root.or(other.cgroup_root),
-            socket_lb: self.socket_lb.or(other.socket_lb),
-            scheduler: self.scheduler.or(other.scheduler),
-            mode: self.mode.or(other.mode),
-            retry: self.retry.or(other.retry),
-            drain_period: self.drain_period.or(other.drain_period),
-            drain_max: self.drain_max.or(other.drain_max),
-            terminating_max: self.terminating_max.or(other.terminating_max),
-            adoption_window: self.adoption_window.or(other.adoption_window),
-            nodeport_addresses: self.nodeport_addresses.or(other.nodeport_addresses),
-            cluster_cidr: self.cluster_cidr.or(other.cluster_cidr),
-            service_cidr: self.service_cidr.or(other.service_cidr),
-            snat_addresses: self.snat_addresses.or(other.snat_addresses),
-            protect_node_ports: self.protect_node_ports.or(other.protect_node_ports),
-            snat_ports: self.snat_ports.or(other.snat_ports),
-            dsr_peers: self.dsr_peers.or(other.dsr_peers),
-            external_ips: self.external_ips.or(other.external_ips),
-            service_proxy_name: self.service_proxy_name.or(other.service_proxy_name),
-            flow_timeouts: self.flow_timeouts.or(other.flow_timeouts),
-            flow_counters: self.flow_counters.or(other.flow_counters),
-            connect_times: self.connect_times.or(other.connect_times),
-            allowed_annotations: self.allowed_annotations.or(other.allowed_annotations),
-            active_checks: self.active_checks.or(other.active_checks),
-            check_limits: self.check_limits.or(other.check_limits),
-            map_sizes: self.map_sizes.or(other.map_sizes),
-            slot_shares: self.slot_shares.or(other.slot_shares),
-            audit_interval: self.audit_interval.or(other.audit_interval),
-            resync_interval: self.resync_interval.or(other.resync_interval),
-            watch_silence: self.watch_silence.or(other.watch_silence),
-            healthz_fail_stale: self.healthz_fail_stale.or(other.healthz_fail_stale),
-            stuck_after: self.stuck_after.or(other.stuck_after),
-            behind_after: self.behind_after.or(other.behind_after),
-            first_sync_grace: self.first_sync_grace.or(other.first_sync_grace),
-            run_dir: self.run_dir.or(other.run_dir),
-            metrics_bind: self.metrics_bind.or(other.metrics_bind),
-            health_bind: self.health_bind.or(other.health_bind),
-            fleet_bind: self.fleet_bind.or(other.fleet_bind),
-            fleet_tls_cert: self.fleet_tls_cert.or(other.fleet_tls_cert),
-            fleet_tls_key: self.fleet_tls_key.or(other.fleet_tls_key),
-            tc_attach: self.tc_attach.or(other.tc_attach),
-            xdp_mode: self.xdp_mode.or(other.xdp_mode),
-            fast_path: self.fast_path.or(other.fast_path),
-            log_format: self.log_format.or(other.log_format),
-            log_level: self.log_level.or(other.log_level),
-            program_log_level: self.program_log_level.or(other.program_log_level),
-            programs: self.programs.or(other.programs),
+        first_given! { self other:
+            source kubeconfig api_server tls_server_name node_name node_wait pod_interfaces external_interfaces bpffs
+            cgroup_root socket_lb scheduler mode retry drain_period drain_max terminating_max adoption_window
+            nodeport_addresses cluster_cidr service_cidr snat_addresses protect_node_ports snat_ports dsr_peers
+            external_ips service_proxy_name flow_timeouts flow_counters connect_times allowed_annotations
+            active_checks check_limits map_sizes slot_shares audit_interval resync_interval watch_silence
+            healthz_fail_stale stuck_after behind_after first_sync_grace run_dir metrics_bind health_bind fleet_bind
+            fleet_tls_cert fleet_tls_key tc_attach xdp_mode fast_path log_format log_level program_log_level programs
         }
     }
 

@@ -108,3 +108,42 @@ impl LogLevel {
         }
     }
 }
+
+/// The longest value of a label (Kubernetes' own bound).
+pub const MAX_LABEL_LENGTH: usize = 63;
+
+/// A value of the label `service.kubernetes.io/service-proxy-name`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyName(pub String);
+
+impl FromStr for ProxyName {
+    type Err = ValueError;
+
+    /// Kubernetes' rule for values of labels; an empty one would select nothing that the API server lets exist as a name.
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let is_alphanumeric = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+        let ends = is_alphanumeric(text.chars().next()) && is_alphanumeric(text.chars().last());
+        let middle = text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
+        if ends && middle && text.len() <= MAX_LABEL_LENGTH {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(ValueError {
+            given: text.into(),
+            what: "the value of a label",
+            expected: "1 to 63 letters, digits, -, _ and ., beginning and ending with a letter or digit",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proxy_name_is_a_labels_value() {
+        assert!("ballast-2.x_y".parse::<ProxyName>().is_ok());
+        for wrong in ["", "-a", "a-", "a b", &"a".repeat(64)] {
+            assert!(wrong.parse::<ProxyName>().is_err(), "{wrong}");
+        }
+    }
+}

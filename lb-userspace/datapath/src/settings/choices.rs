@@ -1,9 +1,6 @@
 //! What the data path leaves to choose, by the words of its options.
 
-use std::str::FromStr;
-
-use lb_model::{ValueError, choice, values::list};
-use serde::{Deserialize, Deserializer};
+use lb_model::{ValueError, choice, list_option};
 
 /// Which links are meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,16 +12,8 @@ pub enum Interfaces {
     Named(Vec<String>),
 }
 
-impl FromStr for Interfaces {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        Self::from_patterns(&list::parts(text))
-    }
-}
-
 impl Interfaces {
-    fn from_patterns(patterns: &[&str]) -> Result<Self, ValueError> {
+    fn from_parts(patterns: &[&str]) -> Result<Self, ValueError> {
         match patterns {
             ["auto"] => Ok(Self::Auto),
             _ if !patterns.contains(&"auto") => {
@@ -39,11 +28,7 @@ impl Interfaces {
     }
 }
 
-impl<'de> Deserialize<'de> for Interfaces {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        list::deserialize(deserializer, "auto, or interface names and patterns", Self::from_patterns)
-    }
-}
+list_option!(Interfaces, "auto, or interface names and patterns");
 
 choice!(
     /// Whose sockets are translated at connect.

@@ -1,14 +1,12 @@
 //! `--map-sizes`: how many entries the maps hold.
 
-use std::str::FromStr;
-
 use lb_common::{
     limits,
     maps::{self, TABLES},
 };
-use serde::{Deserialize, Deserializer};
 
-use lb_model::values::named::{self, Named, NamedError};
+use lb_model::named_option;
+use lb_model::values::named::{Named, NamedError};
 
 /// The least that a map works with: id 0 of the backends is never used.
 pub const MIN_MAP_ENTRIES: u32 = 2;
@@ -105,19 +103,7 @@ impl Named for MapSizes {
     }
 }
 
-impl FromStr for MapSizes {
-    type Err = NamedError;
-
-    fn from_str(text: &str) -> Result<Self, NamedError> {
-        named::parse(text)
-    }
-}
-
-impl<'de> Deserialize<'de> for MapSizes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        named::deserialize(deserializer)
-    }
-}
+named_option!(MapSizes);
 
 #[cfg(test)]
 mod tests {

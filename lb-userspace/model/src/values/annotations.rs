@@ -1,57 +1,44 @@
 //! `--allowed-annotations`: which annotations of Services count, and in which namespaces.
 
 use std::collections::BTreeSet;
-use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer};
-
-use super::{ValueError, list};
+use super::ValueError;
 use crate::{AllowedAnnotations, Annotation, Namespaces};
 
-fn parse(parts: &[&str]) -> Result<AllowedAnnotations, ValueError> {
-    let parts: Vec<&str> = parts.iter().map(|part| part.trim()).filter(|part| !part.is_empty()).collect();
-    match parts.as_slice() {
-        ["all"] => return Ok(AllowedAnnotations::all()),
-        ["none"] => return Ok(AllowedAnnotations::none()),
-        _ => {}
-    }
-    let mut allowed = AllowedAnnotations::none();
-    for part in parts {
-        let wrong = |expected| ValueError { given: part.into(), what: "an annotation to allow", expected };
-        let (name, namespaces) = match part.split_once('=') {
-            None => (part, Namespaces::All),
-            Some((name, namespaces)) => {
-                let named: BTreeSet<String> = namespaces.split('+').map(|name| name.trim().to_owned()).collect();
-                if named.contains("") {
-                    return Err(wrong("NAME, or NAME=NAMESPACE+NAMESPACE, as mode=edge+web"));
+impl AllowedAnnotations {
+    fn from_parts(parts: &[&str]) -> Result<Self, ValueError> {
+        let parts: Vec<&str> = parts.iter().map(|part| part.trim()).filter(|part| !part.is_empty()).collect();
+        match parts.as_slice() {
+            ["all"] => return Ok(Self::all()),
+            ["none"] => return Ok(Self::none()),
+            _ => {}
+        }
+        let mut allowed = Self::none();
+        for part in parts {
+            let wrong = |expected| ValueError { given: part.into(), what: "an annotation to allow", expected };
+            let (name, namespaces) = match part.split_once('=') {
+                None => (part, Namespaces::All),
+                Some((name, namespaces)) => {
+                    let named: BTreeSet<String> = namespaces.split('+').map(|name| name.trim().to_owned()).collect();
+                    if named.contains("") {
+                        return Err(wrong("NAME, or NAME=NAMESPACE+NAMESPACE, as mode=edge+web"));
+                    }
+                    (name.trim(), Namespaces::Named(named))
                 }
-                (name.trim(), Namespaces::Named(named))
-            }
-        };
-        let annotation = Annotation::ALL.into_iter().find(|annotation| annotation.name() == name).ok_or_else(|| {
-            wrong(
-                "scheduler, weights, maglev-size, mode, drain-period, drain-max, retry, rate-limit, check, each alone or with \
-                 =NAMESPACE+NAMESPACE; or all or none alone",
-            )
-        })?;
-        allowed.allow(annotation, namespaces);
-    }
-    Ok(allowed)
-}
-
-impl FromStr for AllowedAnnotations {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        parse(&list::parts(text))
+            };
+            let annotation = Annotation::ALL.into_iter().find(|annotation| annotation.name() == name).ok_or_else(|| {
+                wrong(
+                    "scheduler, weights, maglev-size, mode, drain-period, drain-max, retry, rate-limit, check, each alone or with \
+                     =NAMESPACE+NAMESPACE; or all or none alone",
+                )
+            })?;
+            allowed.allow(annotation, namespaces);
+        }
+        Ok(allowed)
     }
 }
 
-impl<'de> Deserialize<'de> for AllowedAnnotations {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        list::deserialize(deserializer, "annotations to allow, as mode=edge+web", parse)
-    }
-}
+crate::list_option!(AllowedAnnotations, "annotations to allow, as mode=edge+web");
 
 #[cfg(test)]
 mod tests {

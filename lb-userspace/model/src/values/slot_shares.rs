@@ -1,10 +1,6 @@
 //! `--slot-shares`: how many of the slots a service and a namespace may take.
 
-use std::str::FromStr;
-
-use serde::{Deserialize, Deserializer};
-
-use super::named::{self, Named, NamedError};
+use super::named::{Named, NamedError};
 use crate::SlotShares;
 
 impl Named for SlotShares {
@@ -26,19 +22,7 @@ impl Named for SlotShares {
     }
 }
 
-impl FromStr for SlotShares {
-    type Err = NamedError;
-
-    fn from_str(text: &str) -> Result<Self, NamedError> {
-        named::parse(text)
-    }
-}
-
-impl<'de> Deserialize<'de> for SlotShares {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        named::deserialize(deserializer)
-    }
-}
+crate::named_option!(SlotShares);
 
 #[cfg(test)]
 mod tests {

@@ -52,6 +52,7 @@ pub use frontend::{Frontend, Ranges, Set, Use};
 pub use hold::Hold;
 pub use ids::Range;
 pub use lb_common::abi::FrontendKind;
+pub use lb_model::NodePortAddresses;
 pub use life::{DrainLimits, OwnDrainLimits};
 pub use marks::{Mark, Marks, Target};
 pub use named::{Endpoints, Named, forget as forget_endpoint, named, put as put_endpoint};
@@ -68,18 +69,6 @@ pub use sorted::{SortedMap, SortedSet};
 pub use sweep::{free_unreferred, sweep};
 pub use tables::MaglevTables;
 pub use work::{part, work};
-
-/// The node's addresses that node ports are served on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum NodePortAddresses {
-    /// All of its links.
-    #[default]
-    All,
-    /// The first `InternalIP` of each family, else the first `ExternalIP`, as the API has it.
-    Primary,
-    /// Those in one of these networks.
-    Cidrs(Vec<IpNet>),
-}
 
 /// What the plan depends on besides the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
