@@ -277,7 +277,7 @@ fn of_two_datagrams_at_once_each_gets_its_answer() -> Result<()> {
     let [short, long] = PAIRS;
     rounds("datagrams", lb_seed::short_or_long(short / 2, long / 10), |link, number| {
         link.pass_second()?;
-        // A client that nobody has heard of before.
+        // A client without entries.
         let [.., third, last] = number.to_be_bytes();
         let client = |at| ([10, 1, third, last], asks(at).src_port);
         let asks: Vec<_> = (0..BATCH).map(|at| tuple(UDP, client(at), (VIP, 53))).collect();

@@ -127,16 +127,15 @@ impl Work<'_> {
         for part in mutate::Part::all() {
             let name = format!("long-mutations-{part}");
             let before = kept::<Tally>(self.workspace, &name, &source.tree);
-            total += match before.filter(|before| before.failed == 0 && !self.again && !source.tree.is_empty()) {
-                Some(tally) => tally,
-                None => {
-                    let tally = mutate::run_part(self.workspace, toolchain, &self.built, part)?;
-                    if source.is_still_of(self.workspace) {
-                        keep(self.workspace, &name, &source.tree, &tally)?;
-                    }
-                    tally
-                }
-            };
+            if let Some(tally) = before.filter(|one| one.failed == 0 && !self.again && !source.tree.is_empty()) {
+                total += tally;
+                continue;
+            }
+            let tally = mutate::run_part(self.workspace, toolchain, &self.built, part)?;
+            if source.is_still_of(self.workspace) {
+                keep(self.workspace, &name, &source.tree, &tally)?;
+            }
+            total += tally;
         }
         Ok(total)
     }
