@@ -13,6 +13,7 @@
 //! * [`oracle`] is an independent model of what must become of a packet;
 //! * [`test_run`] loads the programs and runs them on one packet at a time (`BPF_PROG_TEST_RUN`);
 //! * [`routed`] tests every kind of frontend from every kind of client, over routes and a tunnel;
+//! * [`scene`] puts other people's rules on a node: the kubelet's, a CNI's, a firewall's;
 //! * [`limits`] takes memory and CPU from a running agent;
 //! * [`steps`] kills the agent at each of its steps;
 //! * [`strays`] sends packets that no service is for, and sees which of them leave;
@@ -38,6 +39,7 @@ pub mod ping;
 pub mod programs;
 pub mod random;
 pub mod routed;
+pub mod scene;
 pub mod steps;
 pub mod strays;
 pub mod test_run;

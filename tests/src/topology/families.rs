@@ -39,7 +39,7 @@ impl Families {
     }
 
     /// The `ip` commands for these families.
-    pub(super) fn commands(self, v4: &str, v6: &str) -> String {
+    pub(crate) fn commands(self, v4: &str, v6: &str) -> String {
         match self {
             Self::Both => format!("{v4}\n{v6}"),
             Self::Ipv6 => v6.to_owned(),

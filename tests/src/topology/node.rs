@@ -11,6 +11,7 @@ use super::cgroup::Cgroup;
 use super::namespace::{Namespace, NetNs};
 use super::offload::{Checksums, set_checksums};
 use super::{Addresses, Families, Host};
+use crate::scene::{self, Scene};
 
 /// What may differ between nodes.
 #[derive(Clone, Copy, Debug)]
@@ -21,11 +22,21 @@ pub struct NodeOptions {
     pub pod_checksums: Checksums,
     /// What the node and its pods have addresses of.
     pub families: Families,
+    /// Other people's rules.
+    pub scene: Scene,
+    /// Settings under `/proc/sys` that the node has besides: names and values.
+    pub sysctls: &'static [(&'static str, &'static str)],
 }
 
 impl Default for NodeOptions {
     fn default() -> Self {
-        Self { rp_filter: 1, pod_checksums: Checksums::Partial, families: Families::Both }
+        Self {
+            rp_filter: 1,
+            pod_checksums: Checksums::Partial,
+            families: Families::Both,
+            scene: Scene::Bare,
+            sysctls: &[],
+        }
     }
 }
 
@@ -59,7 +70,13 @@ impl Node {
         let run_dir = directory.join(format!("node{number}-run"));
         std::fs::create_dir(&run_dir)?;
         let host = namespace.netns().clone().in_cgroup(cgroup.path());
-        Ok(Self { host, cgroup, namespace, addresses, number, options, bpffs, run_dir, pods: AtomicU32::new(1) })
+        let node =
+            Self { host, cgroup, namespace, addresses, number, options, bpffs, run_dir, pods: AtomicU32::new(1) };
+        scene::install(options.scene, &node).with_context(|| format!("the scene {}", options.scene.name()))?;
+        for (name, value) in options.sysctls {
+            node.namespace.sysctl(name, value)?;
+        }
+        Ok(node)
     }
 
     /// Where its host processes run: its namespace, counted to its cgroup.
@@ -80,6 +97,11 @@ impl Node {
     /// The addresses that it has on the wire.
     pub fn ips(&self) -> Vec<IpAddr> {
         self.families().of(self.addresses)
+    }
+
+    /// The rules that are on it.
+    pub fn scene(&self) -> Scene {
+        self.options.scene
     }
 
     /// What it and its pods have addresses of.
@@ -133,9 +155,10 @@ impl Node {
     /// Lets this node reach the pods of another one.
     pub fn route_to(&self, other: &Node) -> Result<()> {
         let Addresses { v4, v6 } = other.addresses;
+        // Where the uplink has no subnet, the other node is a neighbour all the same.
         self.namespace.ip(&self.families().commands(
-            &format!("route add {} via {v4}", other.pod_net4()),
-            &format!("route add {} via {v6}", other.pod_net6()),
+            &format!("route add {} via {v4} dev eth0 onlink", other.pod_net4()),
+            &format!("route add {} via {v6} dev eth0 onlink", other.pod_net6()),
         ))
     }
 
@@ -199,7 +222,9 @@ impl Node {
         namespace.ip(&format!("{}\nlink set eth0 up", self.families().loopback_commands()))?;
         self.namespace.ip(&format!("link set {link} up"))?;
         let addresses = self.address(bridged, number)?;
-        Ok(Pod { node: self.namespace.name().to_owned(), namespace, addresses, families: self.families(), link })
+        let pod = Pod { node: self.namespace.name().to_owned(), namespace, addresses, families: self.families(), link };
+        scene::add_pod(self.options.scene, self, &pod)?;
+        Ok(pod)
     }
 }
 

@@ -57,6 +57,7 @@ mod rate_limit;
 mod reference;
 mod refusal_flood;
 mod retry;
+mod scenes;
 mod schedulers;
 mod service_cidrs;
 mod slow_backends;

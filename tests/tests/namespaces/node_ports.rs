@@ -10,17 +10,17 @@ use lb_tests::peers::{Datagrams, PATIENCE, Stream, fresh_port};
 use lb_tests::topology::{NetNs, NodeOptions};
 
 /// TCP and UDP of the service that is served, of one with source ranges, and of one without endpoints.
-const PLAIN: [u16; 2] = [30_080, 30_053];
+pub const PLAIN: [u16; 2] = [30_080, 30_053];
 const GUARDED: [u16; 2] = [30_081, 30_054];
 const EMPTY: [u16; 2] = [30_082, 30_055];
 
-fn node_ports(ports: [u16; 2]) -> External {
+pub fn node_ports(ports: [u16; 2]) -> External {
     External { node_ports: ports.to_vec(), ..External::default() }
 }
 
 /// TCP and UDP reach a backend, which sees the client as it is.
-fn serves(fixture: &Fixture, from: &NetNs, [http, dns]: [u16; 2]) {
-    for address in fixture.node.addresses().both() {
+pub fn serves(fixture: &Fixture, from: &NetNs, [http, dns]: [u16; 2]) {
+    for address in fixture.node.ips() {
         let to = SocketAddr::new(address, http);
         let mut stream = Stream::connect_from(from, fresh_port(), to, PATIENCE)
             .unwrap_or_else(|e| panic!("{}: tcp {to}: {e}", from.name()));

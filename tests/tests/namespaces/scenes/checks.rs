@@ -1,0 +1,153 @@
+//! The checks: bodies of other rungs on a node of a scene, and what only other people's rules can break.
+
+use std::net::SocketAddr;
+
+use lb_common::outcome::Outcome;
+use lb_tests::agent::{Agent, Manifest, SOON};
+use lb_tests::external_client::{client_addresses, far_client};
+use lb_tests::fixture::{Fixture, Pods, serve_at};
+use lb_tests::incident::Counters;
+use lb_tests::peers::{Datagrams, PATIENCE, Server, Stream, eventually, fresh_port, reaches_all, refused_at_once};
+use lb_tests::topology::{Namespace, NetNs};
+
+use super::Case;
+use crate::node_ports::{self, PLAIN};
+
+/// Where a check runs.
+pub enum Run {
+    /// On the node that all such checks of a case share, with one agent.
+    Shared(fn(&mut Ground)),
+    /// On a network of its own.
+    Own(fn(Case)),
+}
+
+pub struct Check {
+    pub name: &'static str,
+    pub run: Run,
+}
+
+const fn shared(name: &'static str, run: fn(&mut Ground)) -> Check {
+    Check { name, run: Run::Shared(run) }
+}
+
+pub const CHECKS: &[Check] = &[
+    shared("status", status),
+    shared("cluster_ip", cluster_ip),
+    shared("node_ports", served_node_ports),
+    shared("way_out", way_out),
+];
+
+/// A node of the scene with pods and an agent, and a host in another network. Fields in the order in which they must end.
+pub struct Ground {
+    case: Case,
+    agent: Agent,
+    _servers: Vec<Server>,
+    far: Namespace,
+    fixture: Fixture,
+}
+
+impl Ground {
+    pub fn new(case: Case) -> Self {
+        let pods = if case.scene.is_bridged() { Pods::Bridged } else { Pods::Routed };
+        let fixture = Fixture::new(&case.subject("node"), pods, 3, case.options());
+        let far = far_client(&fixture.topology);
+        let servers = serve_at(far.netns(), case.families.of(client_addresses()), "far");
+        // Without the agent the node is as people have it.
+        leaves(case, &fixture);
+        let agent = fixture.agent(&manifest(&fixture), &["--drain-period=3s", "--drain-max=0s"]);
+        Self { case, agent, _servers: servers, far, fixture }
+    }
+
+    /// The services that most checks ask.
+    fn serve(&self) {
+        self.agent.apply(&manifest(&self.fixture)).unwrap();
+    }
+}
+
+fn manifest(fixture: &Fixture) -> Manifest {
+    let web = fixture.web().with(node_ports::node_ports(PLAIN));
+    Manifest::of([web, fixture.empty()])
+}
+
+/// It says whether the fast path is open, and if not, which chains close it.
+fn status(ground: &mut Ground) {
+    let closed_by = ground.case.scene.forwarded_meet();
+    let families: &[&str] =
+        if closed_by.iter().any(|it| it.starts_with("firewalld")) { &["inet"] } else { &["ip", "ip6"] };
+    let mut expected: Vec<String> = families
+        .iter()
+        .flat_map(|family| closed_by.iter().map(move |it| format!("nftables chain {family} {it}")))
+        .collect();
+    expected.sort();
+    let told = eventually("the agent has looked", SOON, || {
+        let status = ground.agent.json(&["status"]).ok()?;
+        let told = status["agent"]["datapath"]["fastPath"].clone();
+        let mut skips: Vec<String> =
+            told["skips"].as_array()?.iter().filter_map(|it| Some(it.as_str()?.to_owned())).collect();
+        skips.sort();
+        (skips == expected && told["open"] == expected.is_empty()).then_some(told)
+    });
+    let text = String::from_utf8(ground.agent.cli(&["status"]).unwrap().stdout).unwrap();
+    let line = text.split("Fast path:").nth(1).unwrap_or_else(|| panic!("{text}"));
+    let shown = if expected.is_empty() { "on" } else { "off" };
+    assert!(line.trim_start().starts_with(shown), "{told}: {text}");
+    for chain in &expected {
+        assert!(line.contains(&format!("it would skip {chain}\n")), "{chain}: {text}");
+    }
+}
+
+/// Pods and processes of the node reach every backend; packets of pods take the fast path where it is open, and only there.
+fn cluster_ip(ground: &mut Ground) {
+    ground.serve();
+    let (fixture, web, empty) = (&ground.fixture, ground.fixture.web(), ground.fixture.empty());
+    let fast = || Counters::read(ground.agent.bpffs()).unwrap().get(Outcome::FastPath);
+    let before = fast();
+    for (netns, sees_client) in [(fixture.client.netns(), true), (fixture.node.netns(), false)] {
+        reaches_all(netns, &web, 3, sees_client);
+        refused_at_once(netns, &empty);
+    }
+    assert_eq!(fast() > before, ground.case.scene.forwarded_meet().is_empty(), "packets take the fast path");
+}
+
+/// From a pod, from the node, and from a host in another network.
+fn served_node_ports(ground: &mut Ground) {
+    ground.serve();
+    for netns in [ground.fixture.client.netns(), ground.fixture.node.netns(), ground.far.netns()] {
+        node_ports::serves(&ground.fixture, netns, PLAIN);
+    }
+}
+
+fn way_out(ground: &mut Ground) {
+    ground.serve();
+    leaves(ground.case, &ground.fixture);
+}
+
+/// Pods reach a host outside, which sees their node if the CNI masquerades them, and so do processes of the node. Source ports are those that the kernel
+/// gives, others, and of pods the numbers of node ports.
+fn leaves(case: Case, fixture: &Fixture) {
+    let node = fixture.node.addresses();
+    for address in case.families.of(client_addresses()) {
+        let [tcp, udp] = [8080, 5353].map(|port| SocketAddr::new(address, port));
+        let ask = |who: &str, netns: &NetNs, [from_tcp, from_udp]: [u16; 2]| {
+            let what = format!("{who} from ports {from_tcp}, {from_udp} to {address}");
+            let mut stream =
+                Stream::connect_from(netns, from_tcp, tcp, PATIENCE).unwrap_or_else(|e| panic!("{what}: tcp: {e}"));
+            let by_tcp = stream.ask("out").unwrap_or_else(|e| panic!("{what}: tcp: {e}"));
+            // The port is free at once.
+            stream.reset().unwrap();
+            let socket = Datagrams::connected(netns, from_udp, udp).unwrap();
+            let by_udp = socket.ask("out").unwrap_or_else(|e| panic!("{what}: udp: {e}"));
+            for answer in [by_tcp, by_udp] {
+                assert_eq!((&*answer.server, answer.peer.ip()), ("far", node.like(address)), "{what}");
+            }
+        };
+        for ports in [[0, 0], [fresh_port(), fresh_port()]] {
+            ask("the node", fixture.node.netns(), ports);
+        }
+        if case.scene.masquerades() {
+            for ports in [[0, 0], [fresh_port(), fresh_port()], PLAIN] {
+                ask("a pod", fixture.client.netns(), ports);
+            }
+        }
+    }
+}
