@@ -40,8 +40,12 @@ impl ExternalClient {
 
     /// With these flags of the agent, and the service as `edited`.
     pub fn with(subject: &str, flags: &[&str], edited: impl FnOnce(Service) -> Service) -> Self {
+        Self::of(subject, NodeOptions { rp_filter: 2, ..NodeOptions::default() }, flags, edited)
+    }
+
+    /// [`Self::with`] on nodes of these options.
+    pub fn of(subject: &str, options: NodeOptions, flags: &[&str], edited: impl FnOnce(Service) -> Service) -> Self {
         let topology = Topology::new(subject).expect("a topology: needs root");
-        let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
         let nodes = [(); 2].map(|()| topology.node_with(options).expect("a node"));
         tunnel(&nodes);
         let client = far_client(&topology);

@@ -67,8 +67,12 @@ impl Network {
 
     /// The network without agents, its tunnel over this family.
     pub fn over(subject: &str, outer: Family) -> Result<Self> {
+        Self::of(subject, outer, NodeOptions { rp_filter: 2, ..NodeOptions::default() })
+    }
+
+    /// [`Self::over`] with nodes of these options.
+    pub fn of(subject: &str, outer: Family, options: NodeOptions) -> Result<Self> {
         let topology = Topology::new(subject)?;
-        let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
         let nodes = [topology.node_with(options)?, topology.node_with(options)?, topology.node_with(options)?];
         let [one, two, three] = &nodes;
         for (from, to) in [(one, two), (two, one), (two, three), (three, two)] {
@@ -192,6 +196,14 @@ impl Network {
             Backend::PodByTunnel => tunnel_addresses(1),
             _ => self.nodes[0].addresses(),
         }
+    }
+
+    /// The node whose CNI puts its own address in the place of this client's: that of a pod whose packets go to another node, not to a pod of it.
+    pub fn masquerader(&self, cell: Cell) -> Option<usize> {
+        let at = cell.client_node().filter(|_| !cell.client.is_process())?;
+        let to =
+            if at == cell.entry() { cell.backend.node().filter(|_| !cell.backend.is_pod())? } else { cell.entry() };
+        (to != at && self.nodes[at].scene().masquerades_to_nodes()).then_some(at)
     }
 
     /// Whether a node has this address.

@@ -141,7 +141,10 @@ fn judge(network: &Network, cell: Cell, due: Due, answer: &Answer, local: Socket
     }
     let seen = answer.peer.ip();
     let right = match due {
-        Due::Own => seen == local.ip(),
+        Due::Own => match network.masquerader(cell) {
+            Some(at) => network.is_of_node(at, seen),
+            None => seen == local.ip(),
+        },
         Due::Service => seen == cell.frontend(network.nodes[0].addresses()).ip(),
         _ if cell.backend == super::Backend::Pod => network.is_of_node(0, seen),
         _ => seen == network.masqueraded(cell.backend).of(cell.family),

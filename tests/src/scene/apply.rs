@@ -84,7 +84,9 @@ fn without_subnet(node: &Node) -> Result<()> {
 fn sets(scene: Scene, names: &Names, namespace: &Namespace) -> Result<()> {
     let (prefix, cluster) = (names.set_prefix(), names.cluster);
     let (inet, clients) = match names.family {
-        Family::V4 => ("inet", ["10.0.0.0/8", "192.0.2.0/24", "198.18.0.0/15", "198.51.100.0/24"].as_slice()),
+        Family::V4 => {
+            ("inet", ["10.0.0.0/8", "172.16.0.0/12", "192.0.2.0/24", "198.18.0.0/15", "198.51.100.0/24"].as_slice())
+        }
         Family::V6 => ("inet6", ["fd00::/8", "2001:db8::/32"].as_slice()),
     };
     let mut text = String::new();

@@ -74,6 +74,11 @@ impl Scene {
         !matches!(self, Self::Bare | Self::Kubelet)
     }
 
+    /// Whether pods that talk to other nodes are so, too.
+    pub const fn masquerades_to_nodes(self) -> bool {
+        self.masquerades() && !matches!(self, Self::Aws)
+    }
+
     /// Whether its CNI connects pods by a bridge.
     pub const fn is_bridged(self) -> bool {
         matches!(self, Self::Flannel | Self::Netpol | Self::Docker | Self::Firewalld | Self::NodeLocalDns)
@@ -87,7 +92,9 @@ impl Scene {
             Self::Aws => &["mangle PREROUTING", "nat POSTROUTING", "nat PREROUTING"],
             Self::Calico => &["filter FORWARD", "mangle PREROUTING", "nat POSTROUTING", "raw PREROUTING"],
             Self::Docker => &["filter FORWARD", "nat POSTROUTING", "nat PREROUTING"],
-            Self::Firewalld => &["firewalld filter_FORWARD", "firewalld nat_POSTROUTING"],
+            Self::Firewalld => {
+                &["firewalld filter_FORWARD", "firewalld filter_PREROUTING", "firewalld nat_POSTROUTING"]
+            }
             Self::Cloud => &["nat POSTROUTING"],
             Self::NodeLocalDns => &["nat POSTROUTING", "raw PREROUTING"],
         }

@@ -222,7 +222,8 @@ fn bridge_plugin(names: &Names) -> String {
     )
 }
 
-/// Both families at once. The zone `trusted` has the pods, by their addresses; `public` has the uplink, with the ports of a cluster open.
+/// Both families at once. The zone `trusted` has the pods, by their addresses; `public` has the uplink, with the ports of a cluster open, and
+/// those of backends with the host's network: Ballast has translated a packet before netfilter sees it, so none has the status `dnat`.
 pub(super) const FIREWALLD: &str = "
 table inet firewalld {
     chain filter_PREROUTING {
@@ -245,8 +246,8 @@ table inet firewalld {
         ct state invalid drop
         jump trusted
         meta l4proto { icmp, icmpv6 } accept
-        tcp dport { 22, 10250, 30000-32767 } accept
-        udp dport { 4789, 8472, 30000-32767 } accept
+        tcp dport { 22, 8080, 10250, 30000-32767 } accept
+        udp dport { 4789, 5353, 8472, 30000-32767 } accept
         reject with icmpx admin-prohibited
     }
     chain filter_FORWARD {

@@ -3,20 +3,15 @@
 
 mod answered;
 
-use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_tests::agent::{Endpoint, External, Manifest, Protocol, SOON, Service};
-use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::fixture::{Fixture, Pods, held_until_the_deadline, is_broken as broken};
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::{Families, NodeOptions};
 
 const DRAIN: &str = "6s";
-
-fn broken(error: &std::io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe)
-}
 
 /// How many drains ended like this.
 fn ends(agent: &lb_tests::agent::Agent, end: &str) -> u64 {
@@ -138,53 +133,9 @@ fn a_deleted_frontend_drains_the_connections_that_came_by_it() {
 fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() {
     for families in Families::ALL {
         let fixture = Fixture::of(families, "drain", 2);
-        let service = fixture.web();
-        let mut agent = fixture.agent(&Manifest::of([service.clone()]), &["--drain-period", DRAIN, "--drain-max=0s"]);
+        let mut agent = fixture.agent(&Manifest::of([fixture.web()]), &["--drain-period", DRAIN, "--drain-max=0s"]);
         for agent_dies in [false, true] {
-            agent.apply(&Manifest::of([service.clone()])).unwrap();
-            // Two connections of each family to the backend that will go: one whose client speaks first after the deadline, one whose
-            // backend does.
-            let mut held = Vec::new();
-            for to in service.frontends(Protocol::Tcp) {
-                let to_b1 = || {
-                    let mut stream = Stream::connect(fixture.client.netns(), to).ok()?;
-                    (stream.ask("who").ok()?.server == "b1").then_some(stream)
-                };
-                held.push((to, [0; 2].map(|_| eventually("a connection to b1", SOON, to_b1))));
-            }
-            let remaining = fixture.web_of(fixture.endpoints()[..1].to_vec());
-            agent.apply(&Manifest::of([remaining])).unwrap();
-            for (_, streams) in &mut held {
-                assert_eq!(streams[0].ask("still").unwrap().server, "b1");
-            }
-            for (to, _) in &held {
-                for _ in 0..30 {
-                    let answer = Stream::connect(fixture.client.netns(), *to).unwrap().ask("new").unwrap();
-                    assert_eq!(answer.server, "b0", "no new flow goes to a backend that drains");
-                }
-            }
-            if agent_dies {
-                agent.kill();
-            }
-            for (to, streams) in &mut held {
-                let is_asked = |server: &&lb_tests::peers::Server| server.address().ip().is_ipv4() == to.is_ipv4();
-                let server = fixture.servers[1].iter().find(is_asked).unwrap();
-                let before = server.broken();
-                let [by_client, _] = streams;
-                let error = eventually("the client is told", SOON, || {
-                    std::thread::sleep(Duration::from_millis(200));
-                    by_client.ask("still").err()
-                });
-                assert!(broken(&error), "{to}, agent dies: {agent_dies}: {error}");
-                // The backend's own next segment is answered, too: its connections end.
-                eventually("the backend is told", SOON, || {
-                    server.push("anybody?");
-                    (server.broken() >= before + 2).then_some(())
-                });
-            }
-            if agent_dies {
-                agent.restart().unwrap();
-            }
+            held_until_the_deadline(&fixture, &mut agent, agent_dies);
         }
     }
 }

@@ -64,13 +64,11 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(subject: &str) -> Self {
-        // Nothing but the programs stands between the attacker and the others.
-        let options = NodeOptions { rp_filter: 0, ..NodeOptions::default() };
+    fn new(subject: &str, options: NodeOptions) -> Self {
         let fixture = Fixture::new(subject, Pods::Routed, 3, options);
         let attacker = fixture.pod("attacker");
         let sticky = Service::standard("sticky", 12, fixture.endpoints()).remembering(600);
-        let services = [fixture.web(), sticky];
+        let services = [fixture.web(), Service { families: options.families, ..sticky }];
         let agent = fixture.agent(&Manifest::of(services.clone()), &[]);
         let raw = RawTcp::new(attacker.netns()).unwrap();
         Self { raw, agent, services, _attacker: attacker, fixture }
@@ -101,7 +99,8 @@ fn busy(held: &mut [Held], when: &str) {
 #[test]
 fn forged_segments_end_no_connection_of_others_in_any_order() {
     let mut random = Random::new(lb_seed::of_run());
-    let scene = Scene::new("attacker");
+    // Nothing but the programs stands between the attacker and the others.
+    let scene = Scene::new("attacker", NodeOptions { rp_filter: 0, ..NodeOptions::default() });
     let mut held = scene.hold();
     let remembered = scene.remembered();
     let number = |random: &mut Random| u32::from_le_bytes(random.bytes(4).try_into().unwrap());
@@ -121,18 +120,30 @@ fn forged_segments_end_no_connection_of_others_in_any_order() {
         }
         busy(&mut held, "under attack");
     }
-    // SYNs as a client would repeat them, then whatever was forged before.
+    // Whatever was forged before.
+    repeated_syns_end_nothing(&scene, &mut held, &remembered);
+}
+
+/// On a node with these options.
+pub fn forged_syns_end_no_connection(subject: &str, options: NodeOptions) {
+    let scene = Scene::new(subject, options);
+    let (mut held, remembered) = (scene.hold(), scene.remembered());
+    repeated_syns_end_nothing(&scene, &mut held, &remembered);
+}
+
+/// SYNs as a client would repeat them.
+fn repeated_syns_end_nothing(scene: &Scene, held: &mut [Held], remembered: &BTreeSet<String>) {
     for second in 0..6_u32 {
-        for connection in &held {
+        for connection in held.iter() {
             scene.raw.send(&connection.forged(true, (SYN, 0), 77_000 + second / 3, 0));
         }
         std::thread::sleep(A_SECOND);
-        busy(&mut held, "between SYNs");
+        busy(held, "between SYNs");
     }
-    for connection in &mut held {
+    for connection in held {
         connection.check("after the attack");
     }
-    assert_eq!(scene.remembered(), remembered, "client affinity");
+    assert_eq!(scene.remembered(), *remembered, "client affinity");
     let lost = [Outcome::Ejected, Outcome::Evicted, Outcome::Retried, Outcome::DroppedTableFull];
     assert_eq!(lost.map(|outcome| scene.counted(outcome)), [0; 4], "{lost:?}");
 }

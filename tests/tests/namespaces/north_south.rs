@@ -4,6 +4,7 @@ use lb_common::outcome::Outcome;
 use lb_tests::agent::{Manifest, Protocol};
 use lb_tests::incident::Counters;
 use lb_tests::routed::{AddressKind, Backend, Cell, Client, Due, Family, Network, Policy, Row, eventually_empty, run};
+use lb_tests::topology::NodeOptions;
 
 /// So short that the tables are empty soon after the traffic.
 const TIMEOUTS: &str = "--flow-timeouts=half-open=4s,closing=1s,udp-unreplied=3s,udp-replied=3s,udp-stream=3s";
@@ -44,12 +45,17 @@ fn a_flow_begins_once(network: &Network) {
 }
 
 fn whole_table(mode: &str, outer: Family) {
-    let mut network = Network::over(&format!("ns-{mode}"), outer).unwrap();
+    let options = NodeOptions { rp_filter: 2, ..NodeOptions::default() };
+    right_cells(&format!("ns-{mode}"), mode, outer, options, &chosen());
+}
+
+/// These cells, on nodes with these options.
+pub fn right_cells(subject: &str, mode: &str, outer: Family, options: NodeOptions, cells: &[Cell]) {
+    let mut network = Network::of(subject, outer, options).unwrap();
     let manifest = Manifest::of(network.services());
     network.start(&manifest, &[TIMEOUTS, &format!("--xdp-mode={mode}")]).unwrap();
     a_flow_begins_once(&network);
-    let cells = chosen();
-    let rows = run(&network, &cells);
+    let rows = run(&network, cells);
     assert_eq!(rows.len(), cells.len(), "cells that nobody asked for");
     let wrong: Vec<String> = rows
         .iter()

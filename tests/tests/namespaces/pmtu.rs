@@ -9,7 +9,7 @@ use std::time::Duration;
 use lb_common::outcome::Outcome;
 use lb_tests::external_client::{DNS, ExternalClient, ODD, SINK, TUNNEL, client_addresses};
 use lb_tests::peers::{Datagrams, eventually};
-use lb_tests::topology::Namespace;
+use lb_tests::topology::{Namespace, NodeOptions};
 
 /// A slow machine gets this long.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -101,8 +101,14 @@ fn route(host: &Namespace, to: std::net::IpAddr) -> String {
 
 #[test]
 fn a_sender_learns_of_every_narrow_place_on_the_way_to_a_backend_of_another_node_and_back() {
+    every_narrow_place_is_told("narrow", NodeOptions { rp_filter: 2, ..NodeOptions::default() });
+}
+
+/// On nodes with these options.
+pub fn every_narrow_place_is_told(subject: &str, options: NodeOptions) {
     // What one end has learnt it tells the other as its segment size: each has a network of its own.
-    let [client, backend] = [Sender::Client, Sender::Backend].map(|_| ExternalClient::new("narrow"));
+    let network = |_| ExternalClient::of(subject, options, &[], |service| service);
+    let [client, backend] = [Sender::Client, Sender::Backend].map(network);
     for Narrow { what, sender, mtu, told_as, make } in PLACES {
         let beyond = if sender == Sender::Client { &client } else { &backend };
         make(beyond);

@@ -23,7 +23,7 @@ const ISN: u32 = 1_000;
 const BACKEND_ISN: u32 = 5_000;
 
 /// The client and all backends by hand, on one node. Fields in the order in which they must end.
-struct Hands {
+pub struct Hands {
     client: RawTcp,
     backends: RawTcp,
     agent: Agent,
@@ -48,8 +48,8 @@ const SERVICES: [(&str, u8); 9] = [
 ];
 
 impl Hands {
-    fn new() -> Self {
-        let fixture = Fixture::new("retry", Pods::Routed, 0, NodeOptions::default());
+    pub fn new(options: NodeOptions) -> Self {
+        let fixture = Fixture::new("retry", Pods::Routed, 0, options);
         let pod = fixture.pod("hands");
         let sources = lend(&fixture.node, &fixture.client, 100..102).unwrap();
         let sources = [sources[0], sources[1]];
@@ -57,7 +57,8 @@ impl Hands {
         let services = SERVICES.into_iter().zip(10..).map(|((name, backends), last)| {
             let lent = lend(&fixture.node, &pod, first..first + backends).unwrap();
             first += backends;
-            let service = Service::standard(name, last, lent.into_iter().map(Endpoint::ready).collect());
+            let endpoints = lent.into_iter().map(Endpoint::ready).collect();
+            let service = Service { families: options.families, ..Service::standard(name, last, endpoints) };
             if name == "noretry" { service.annotated("retry", "off") } else { service }
         });
         let services: Vec<Service> = services.collect();
@@ -66,6 +67,13 @@ impl Hands {
         eventually("the tables hold the manifest", SOON, || (agent.states().ok()? == manifest.states()).then_some(()));
         let (client, backends) = (RawTcp::new(fixture.client.netns()).unwrap(), RawTcp::new(pod.netns()).unwrap());
         Self { client, backends, agent, sources, services, _pod: pod, fixture }
+    }
+
+    /// Silent backends and those that refuse are avoided, and one answer wins.
+    pub fn get_around(&self) {
+        a_syn_that_is_sent_again_goes_to_a_backend_not_yet_tried(&self.scene("retry"));
+        the_first_answer_wins_and_a_later_one_is_refused_and_never_delivered(&self.scene("late"));
+        a_refusal_is_suppressed_while_another_backend_may_take_it_and_passed_when_none_is_left(&self.scene("refuse"));
     }
 
     /// The scene whose service has this name.
@@ -83,11 +91,9 @@ struct Scenario<'a> {
 
 #[test]
 fn what_nobody_answers_gets_around_the_backend_and_nothing_else_moves() {
-    let hands = Hands::new();
-    a_syn_that_is_sent_again_goes_to_a_backend_not_yet_tried(&hands.scene("retry"));
+    let hands = Hands::new(NodeOptions::default());
+    hands.get_around();
     an_answered_connection_never_moves_however_often_its_syn_is_seen(&hands.scene("answered"));
-    the_first_answer_wins_and_a_later_one_is_refused_and_never_delivered(&hands.scene("late"));
-    a_refusal_is_suppressed_while_another_backend_may_take_it_and_passed_when_none_is_left(&hands.scene("refuse"));
     a_refusal_that_names_another_number_changes_nothing(&hands.scene("blind"));
     a_backend_that_answers_somebody_is_not_blamed_for_a_client_that_nobody_answers(&hands.scene("policy"));
     without_retry_a_connection_stays_where_it_is(&hands.scene("noretry"));

@@ -15,8 +15,8 @@ use lb_tests::peers::eventually;
 use lb_tests::topology::{NetNs, NodeOptions, Pod};
 
 /// What the standing servers of the fixture do not use.
-const PORT: u16 = 5454;
-const NODE_PORT: u16 = 30_054;
+pub const PORT: u16 = 5454;
+pub const NODE_PORT: u16 = 30_054;
 /// Between two datagrams.
 const BEAT: Duration = Duration::from_millis(10);
 /// After so many datagrams one has arrived at the backend, once an event is in the tables. The programs obey at once: the rest, 2 s of a sender, is for
@@ -95,17 +95,19 @@ impl Drop for Sender {
     }
 }
 
-/// Sinks of both families in each of two backends.
-struct Sinks(Vec<[Sink; 2]>);
+/// Sinks of all families in each of two backends.
+pub struct Sinks(Vec<Vec<(SocketAddr, Sink)>>);
 
 impl Sinks {
-    fn in_pods(pods: &[Pod], port: u16) -> Self {
-        let sinks = |pod: &Pod| pod.addresses().both().map(|ip| Sink::at(pod.netns(), SocketAddr::new(ip, port)));
+    pub fn in_pods(pods: &[Pod], port: u16) -> Self {
+        let sink = |pod: &Pod, at: SocketAddr| (at, Sink::at(pod.netns(), at));
+        let sinks = |pod: &Pod| pod.ips().into_iter().map(|ip| sink(pod, SocketAddr::new(ip, port))).collect();
         Self(pods.iter().map(sinks).collect())
     }
 
     fn of(&self, backend: usize, to: SocketAddr) -> &Sink {
-        &self.0[backend][usize::from(to.is_ipv6())]
+        let mut sinks = self.0[backend].iter();
+        &sinks.find(|(at, _)| at.is_ipv4() == to.is_ipv4()).expect("a sink of each family").1
     }
 
     /// Datagrams of the sender arrive at this backend, and then no longer at the other one. Returns after how many.
@@ -145,18 +147,18 @@ impl Sinks {
     }
 }
 
-fn service(endpoints: Vec<Endpoint>) -> Service {
-    let mut service = Service::web(endpoints);
+pub fn service(fixture: &Fixture, endpoints: Vec<Endpoint>) -> Service {
+    let mut service = fixture.web_of(endpoints);
     service.ports.retain(|port| port.protocol == Protocol::Udp);
     service.ports[0].target = PORT;
     service.with(External { node_ports: vec![NODE_PORT], ..External::default() })
 }
 
 /// Every event, for a sender to `to`.
-fn events(fixture: &Fixture, agent: &Agent, sinks: &Sinks, from: &str, netns: &NetNs, to: SocketAddr) {
+pub fn events(fixture: &Fixture, agent: &Agent, sinks: &Sinks, from: &str, netns: &NetNs, to: SocketAddr) {
     let endpoints = fixture.endpoints();
-    let only = |index: usize| Manifest::of([service(vec![endpoints[index].clone()])]);
-    let with = |other: Endpoint| Manifest::of([service(vec![endpoints[1].clone(), other])]);
+    let only = |index: usize| Manifest::of([service(fixture, vec![endpoints[index].clone()])]);
+    let with = |other: Endpoint| Manifest::of([service(fixture, vec![endpoints[1].clone(), other])]);
     let gone = Endpoint::unready(fixture.backends[0].addresses());
     let mut ending = Endpoint::terminating(fixture.backends[0].addresses());
     ending.serving = false;
@@ -171,7 +173,7 @@ fn events(fixture: &Fixture, agent: &Agent, sinks: &Sinks, from: &str, netns: &N
         sinks.move_to(1, to, &sender, &format!("{from}, {what}"));
     }
     for (what, nothing) in
-        [("scaled to zero and back", Manifest::of([service(vec![])])), ("deleted", Manifest::default())]
+        [("scaled to zero and back", Manifest::of([service(fixture, vec![])])), ("deleted", Manifest::default())]
     {
         agent.write(&only(0)).unwrap();
         sinks.arrive(0, to, &sender, "back");
@@ -185,10 +187,10 @@ fn events(fixture: &Fixture, agent: &Agent, sinks: &Sinks, from: &str, netns: &N
 #[test]
 fn datagrams_follow_the_endpoints_from_pods_and_from_the_host() {
     let fixture = Fixture::new("udpmoves", Pods::Routed, 2, NodeOptions::default());
-    let agent = fixture.agent(&Manifest::of([service(fixture.endpoints())]), &[]);
+    let agent = fixture.agent(&Manifest::of([service(&fixture, fixture.endpoints())]), &[]);
     let sinks = Sinks::in_pods(&fixture.backends, PORT);
     let node_ports = fixture.node.addresses().both().map(|ip| SocketAddr::new(ip, NODE_PORT));
-    let frontends = service(vec![]).frontends(Protocol::Udp);
+    let frontends = service(&fixture, vec![]).frontends(Protocol::Udp);
     let places = [("pod", fixture.client.netns()), ("host", fixture.node.netns())];
     for (turn, to) in frontends.into_iter().chain(node_ports).enumerate() {
         for (place, (from, netns)) in places.into_iter().enumerate() {
@@ -208,9 +210,9 @@ fn datagrams_of_a_client_outside_follow_through_the_node() {
     for (family, link) in [("ipv4", "all"), ("ipv4", "eth0"), ("ipv6", "all"), ("ipv6", "eth0")] {
         outside.namespace().sysctl(&format!("net/{family}/conf/{link}/accept_redirects"), "0").unwrap();
     }
-    let agent = fixture.agent(&Manifest::of([service(fixture.endpoints())]), &[]);
+    let agent = fixture.agent(&Manifest::of([service(&fixture, fixture.endpoints())]), &[]);
     let sinks = Sinks::in_pods(&fixture.backends, PORT);
-    for to in service(vec![]).frontends(Protocol::Udp) {
+    for to in service(&fixture, vec![]).frontends(Protocol::Udp) {
         events(&fixture, &agent, &sinks, "outside", outside.netns(), to);
     }
 }

@@ -3,15 +3,18 @@
 use std::net::SocketAddr;
 
 use lb_common::outcome::Outcome;
-use lb_tests::agent::{Agent, Manifest, SOON};
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
 use lb_tests::external_client::{client_addresses, far_client};
-use lb_tests::fixture::{Fixture, Pods, serve_at};
+use lb_tests::fixture::{Fixture, Pods, held_until_the_deadline, serve_at};
 use lb_tests::incident::Counters;
 use lb_tests::peers::{Datagrams, PATIENCE, Server, Stream, eventually, fresh_port, reaches_all, refused_at_once};
-use lb_tests::topology::{Namespace, NetNs};
+use lb_tests::routed::{Cell, Family};
+use lb_tests::topology::{Families, Namespace, NetNs};
 
 use super::Case;
 use crate::node_ports::{self, PLAIN};
+use crate::udp_moves::{self, Sinks};
+use crate::{attacker, icmp, north_south, pmtu, retry};
 
 /// Where a check runs.
 pub enum Run {
@@ -26,8 +29,26 @@ pub struct Check {
     pub run: Run,
 }
 
+impl Check {
+    /// Whether there is such a network with these nodes.
+    pub fn is_possible(&self, case: Case) -> bool {
+        match self.name {
+            // What pods send to another node comes by another link than that which leads back to them, unless they are masqueraded.
+            "north_south" => {
+                case.families == Families::Both && (case.rp_filter != 1 || case.scene.masquerades_to_nodes())
+            }
+            "pmtu" => case.families == Families::Both,
+            _ => true,
+        }
+    }
+}
+
 const fn shared(name: &'static str, run: fn(&mut Ground)) -> Check {
     Check { name, run: Run::Shared(run) }
+}
+
+const fn own(name: &'static str, run: fn(Case)) -> Check {
+    Check { name, run: Run::Own(run) }
 }
 
 pub const CHECKS: &[Check] = &[
@@ -35,6 +56,13 @@ pub const CHECKS: &[Check] = &[
     shared("cluster_ip", cluster_ip),
     shared("node_ports", served_node_ports),
     shared("way_out", way_out),
+    shared("udp_moves", udp_moves),
+    shared("icmp", icmp),
+    shared("drain", drain),
+    own("retry", retry),
+    own("attacker", attacker),
+    own("north_south", north_south),
+    own("pmtu", pmtu),
 ];
 
 /// A node of the scene with pods and an agent, and a host in another network. Fields in the order in which they must end.
@@ -54,7 +82,7 @@ impl Ground {
         let servers = serve_at(far.netns(), case.families.of(client_addresses()), "far");
         // Without the agent the node is as people have it.
         leaves(case, &fixture);
-        let agent = fixture.agent(&manifest(&fixture), &["--drain-period=3s", "--drain-max=0s"]);
+        let agent = fixture.agent(&manifest(&fixture), &["--drain-period=6s", "--drain-max=0s"]);
         Self { case, agent, _servers: servers, far, fixture }
     }
 
@@ -150,4 +178,50 @@ fn leaves(case: Case, fixture: &Fixture) {
             }
         }
     }
+}
+
+/// A sender that hears nothing, in a pod and in another network.
+fn udp_moves(ground: &mut Ground) {
+    let (fixture, agent) = (&ground.fixture, &ground.agent);
+    let empty = Manifest::of([udp_moves::service(fixture, vec![])]);
+    agent.write(&empty).unwrap();
+    let sinks = Sinks::in_pods(&fixture.backends[..2], udp_moves::PORT);
+    let cluster_ip = empty.services[0].frontends(Protocol::Udp)[0];
+    udp_moves::events(fixture, agent, &sinks, "pod", fixture.client.netns(), cluster_ip);
+    if lb_seed::short_or_long(false, true) {
+        let node = fixture.node.addresses().v6.into();
+        let node_port = SocketAddr::new(node, udp_moves::NODE_PORT);
+        udp_moves::events(fixture, agent, &sinks, "far", ground.far.netns(), node_port);
+    }
+}
+
+fn icmp(ground: &mut Ground) {
+    icmp::closed_ports_are_told(&ground.fixture, &ground.agent);
+    icmp::gone_clients_are_told(&ground.fixture, &ground.agent);
+    if !ground.case.scene.is_bridged() {
+        icmp::narrow_links_are_told(&ground.fixture, &ground.agent);
+    }
+}
+
+fn drain(ground: &mut Ground) {
+    held_until_the_deadline(&ground.fixture, &mut ground.agent, false);
+}
+
+fn retry(case: Case) {
+    retry::Hands::new(case.options()).get_around();
+}
+
+fn attacker(case: Case) {
+    attacker::forged_syns_end_no_connection(&case.subject("attack"), case.options());
+}
+
+/// A part of the cells that the rung of this name has in this form.
+fn north_south(case: Case) {
+    let all = north_south::chosen();
+    let cells: Vec<Cell> = all.into_iter().step_by(lb_seed::short_or_long(9, 3)).collect();
+    north_south::right_cells(&case.subject("ns"), "off", Family::V4, case.options(), &cells);
+}
+
+fn pmtu(case: Case) {
+    pmtu::every_narrow_place_is_told(&case.subject("narrow"), case.options());
 }
