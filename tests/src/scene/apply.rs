@@ -89,22 +89,17 @@ fn sets(scene: Scene, names: &Names, namespace: &Namespace) -> Result<()> {
         }
         Family::V6 => ("inet6", ["fd00::/8", "2001:db8::/32"].as_slice()),
     };
-    let mut text = String::new();
-    match scene {
+    let set = |name: &str, nets: &[&str]| {
+        let members: Vec<String> = nets.iter().map(|net| format!("add {prefix}{name} {net}\n")).collect();
+        format!("create {prefix}{name} hash:net family {inet}\n{}", members.concat())
+    };
+    let text = match scene {
         Scene::Calico => {
-            for pool in ["all-ipam-pools", "masq-ipam-pools"] {
-                text += &format!("create {prefix}{pool} hash:net family {inet}\nadd {prefix}{pool} {cluster}\n");
-            }
-            text += &format!("create {prefix}pods hash:net family {inet}\n");
+            [set("all-ipam-pools", &[cluster]), set("masq-ipam-pools", &[cluster]), set("pods", &[])].concat()
         }
-        Scene::Netpol => {
-            text += &format!("create {prefix}allowed hash:net family {inet}\n");
-            for net in clients {
-                text += &format!("add {prefix}allowed {net}\n");
-            }
-        }
+        Scene::Netpol => set("allowed", clients),
         _ => return Ok(()),
-    }
+    };
     run(namespace, &["ipset", "restore"], &text)
 }
 

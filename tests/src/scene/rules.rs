@@ -196,16 +196,23 @@ pub(super) fn cache_addresses(family: Family) -> [&'static str; 2] {
 }
 
 fn local_dns(names: &Names) -> String {
-    let (mut raw, mut filter) = (String::new(), String::new());
-    for address in cache_addresses(names.family) {
-        for protocol in ["udp", "tcp"] {
-            raw += &format!("-A PREROUTING -d {address} -p {protocol} --dport 53 -j NOTRACK\n");
-            raw += &format!("-A OUTPUT -d {address} -p {protocol} --dport 53 -j NOTRACK\n");
-            raw += &format!("-A OUTPUT -s {address} -p {protocol} --sport 53 -j NOTRACK\n");
-            filter += &format!("-A INPUT -d {address} -p {protocol} --dport 53 -j ACCEPT\n");
-            filter += &format!("-A OUTPUT -s {address} -p {protocol} --sport 53 -j ACCEPT\n");
-        }
-    }
+    let each = |text: fn(&str, &str) -> String| {
+        let addresses = cache_addresses(names.family).into_iter();
+        addresses.flat_map(|address| ["udp", "tcp"].map(|protocol| text(address, protocol))).collect::<String>()
+    };
+    let raw = each(|address, protocol| {
+        format!(
+            "-A PREROUTING -d {address} -p {protocol} --dport 53 -j NOTRACK\n\
+             -A OUTPUT -d {address} -p {protocol} --dport 53 -j NOTRACK\n\
+             -A OUTPUT -s {address} -p {protocol} --sport 53 -j NOTRACK\n"
+        )
+    });
+    let filter = each(|address, protocol| {
+        format!(
+            "-A INPUT -d {address} -p {protocol} --dport 53 -j ACCEPT\n\
+             -A OUTPUT -s {address} -p {protocol} --sport 53 -j ACCEPT\n"
+        )
+    });
     format!("*raw\n{raw}COMMIT\n*filter\n{filter}COMMIT\n")
 }
 

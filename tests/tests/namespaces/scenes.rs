@@ -49,20 +49,18 @@ impl Case {
         check.is_possible(self) && lb_seed::short_or_long(self.is_short(check), true)
     }
 
-    /// The short form: one kind of node for each scene, a few checks that share an agent on each, and each other check on one of them.
+    /// The short form: one kind of node for each scene. A few checks share an agent on those that differ most, and some others run on one of these.
     fn is_short(self, check: &Check) -> bool {
-        const BASE: &[&str] = &["status", "cluster_ip", "node_ports", "way_out"];
-        let (rp_filter, families, more): (u8, Families, &[&str]) = match self.scene {
-            Scene::Bare | Scene::Kubelet | Scene::Docker | Scene::Cloud => return false,
-            Scene::Flannel => (1, Families::Both, &["north_south"]),
-            Scene::Aws => (2, Families::Both, &["icmp"]),
-            Scene::Calico => (1, Families::Both, &["attacker"]),
-            Scene::Netpol => (0, Families::Ipv6, &["drain"]),
-            Scene::Firewalld => (1, Families::Both, &["udp_moves"]),
-            Scene::NodeLocalDns => (2, Families::Both, &[]),
+        const SHARED: &[&str] = &["status", "cluster_ip", "node_ports", "way_out"];
+        let (rp_filter, families, checks): (u8, Families, [&[&str]; 2]) = match self.scene {
+            Scene::Flannel => (1, Families::Both, [SHARED, &["north_south"]]),
+            Scene::Aws => (2, Families::Both, [SHARED, &["icmp"]]),
+            Scene::Calico => (1, Families::Both, [SHARED, &["attacker"]]),
+            Scene::Netpol => (0, Families::Ipv6, [SHARED, &[]]),
+            Scene::Firewalld => (1, Families::Both, [SHARED, &["udp_moves"]]),
+            _ => (1, Families::Both, [&["without_agent"], &[]]),
         };
-        (self.rp_filter, self.families) == (rp_filter, families)
-            && (BASE.contains(&check.name) || more.contains(&check.name))
+        (self.rp_filter, self.families) == (rp_filter, families) && checks.concat().contains(&check.name)
     }
 }
 

@@ -16,8 +16,8 @@ use crate::workspace::Workspace;
 /// The binaries, cheapest first. Each file `main.rs` is a list of modules, and each module is a rung.
 pub const BINARIES: [&str; 4] = ["core", "packets", "namespaces", "cluster"];
 
-/// Modules whose tests make no network of their own and mostly wait: each test has servers to itself on loopback.
-const SIDE_BY_SIDE: [&str; 3] = ["api_faults", "freshness", "kube"];
+/// Modules whose tests mostly wait: each test has servers to itself on loopback, or networks of its own.
+const SIDE_BY_SIDE: [&str; 4] = ["api_faults", "freshness", "kube", "scenes"];
 
 /// A module of a test binary.
 #[derive(Clone, Debug, PartialEq, Eq)]

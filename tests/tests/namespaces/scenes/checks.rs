@@ -52,6 +52,7 @@ const fn own(name: &'static str, run: fn(Case)) -> Check {
 }
 
 pub const CHECKS: &[Check] = &[
+    own("without_agent", without_agent),
     shared("status", status),
     shared("cluster_ip", cluster_ip),
     shared("node_ports", served_node_ports),
@@ -76,12 +77,7 @@ pub struct Ground {
 
 impl Ground {
     pub fn new(case: Case) -> Self {
-        let pods = if case.scene.is_bridged() { Pods::Bridged } else { Pods::Routed };
-        let fixture = Fixture::new(&case.subject("node"), pods, 3, case.options());
-        let far = far_client(&fixture.topology);
-        let servers = serve_at(far.netns(), case.families.of(client_addresses()), "far");
-        // Without the agent the node is as people have it.
-        leaves(case, &fixture);
+        let (servers, far, fixture) = network(case);
         let agent = fixture.agent(&manifest(&fixture), &["--drain-period=6s", "--drain-max=0s"]);
         Self { case, agent, _servers: servers, far, fixture }
     }
@@ -90,6 +86,20 @@ impl Ground {
     fn serve(&self) {
         self.agent.apply(&manifest(&self.fixture)).unwrap();
     }
+}
+
+/// The same without the agent: the node is as people have it.
+fn network(case: Case) -> (Vec<Server>, Namespace, Fixture) {
+    let pods = if case.scene.is_bridged() { Pods::Bridged } else { Pods::Routed };
+    let fixture = Fixture::new(&case.subject("node"), pods, 3, case.options());
+    let far = far_client(&fixture.topology);
+    let servers = serve_at(far.netns(), case.families.of(client_addresses()), "far");
+    leaves(case, &fixture);
+    (servers, far, fixture)
+}
+
+fn without_agent(case: Case) {
+    drop(network(case));
 }
 
 fn manifest(fixture: &Fixture) -> Manifest {
