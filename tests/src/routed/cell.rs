@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use lb_common::family::Family;
 
 use crate::agent::Protocol;
+use crate::scene::Scene;
 use crate::topology::Addresses;
 
 /// By what address a service is asked for.
@@ -258,6 +259,14 @@ impl Cell {
             (AddressKind::NodePort, _) | (_, None) => 0,
             (_, Some(node)) => node,
         }
+    }
+
+    /// The node whose CNI puts its own address in the place of this client's: that of a pod whose packets go to another node, not to a pod of it.
+    pub fn masquerader(self, scene: Scene) -> Option<usize> {
+        let at = self.client_node().filter(|_| !self.client.is_process())?;
+        let to =
+            if at == self.entry() { self.backend.node().filter(|_| !self.backend.is_pod())? } else { self.entry() };
+        (to != at && scene.masquerades_to_nodes()).then_some(at)
     }
 
     /// [`Self::due`] in this mode.

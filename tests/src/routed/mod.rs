@@ -198,14 +198,6 @@ impl Network {
         }
     }
 
-    /// The node whose CNI puts its own address in the place of this client's: that of a pod whose packets go to another node, not to a pod of it.
-    pub fn masquerader(&self, cell: Cell) -> Option<usize> {
-        let at = cell.client_node().filter(|_| !cell.client.is_process())?;
-        let to =
-            if at == cell.entry() { cell.backend.node().filter(|_| !cell.backend.is_pod())? } else { cell.entry() };
-        (to != at && self.nodes[at].scene().masquerades_to_nodes()).then_some(at)
-    }
-
     /// Whether a node has this address.
     pub fn is_of_node(&self, at: usize, address: IpAddr) -> bool {
         let shown = self.nodes[at].namespace().ip_show(&["-br", "address"]).unwrap_or_default();

@@ -141,7 +141,7 @@ fn judge(network: &Network, cell: Cell, due: Due, answer: &Answer, local: Socket
     }
     let seen = answer.peer.ip();
     let right = match due {
-        Due::Own => match network.masquerader(cell) {
+        Due::Own => match cell.masquerader(network.nodes[0].scene()) {
             Some(at) => network.is_of_node(at, seen),
             None => seen == local.ip(),
         },
