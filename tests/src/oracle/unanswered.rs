@@ -141,7 +141,8 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<
         return Ok(Expected { outcome: Outcome::RefusedClientShare, ..late(asked, backend) });
     }
     if !promote(model, at, State::Open, asked, true) {
-        return Ok(late(asked, backend));
+        // Of two datagrams that came at once each gets its answer.
+        return Ok(if asked.protocol == Protocol::Udp { replied } else { late(asked, backend) });
     }
     let notes = if backend == 0 { Vec::new() } else { hears(model, backend) };
     Ok(Expected { notes, ..replied })
