@@ -91,6 +91,9 @@ pub mod fin {
     pub const SENT: u8 = 1;
     /// This direction has acknowledged the FIN of the opposite one.
     pub const ACKED: u8 = 2;
+    /// A FIN came whose number fits nothing that is known, as behind a gap: [`Flow::next`](super::Flow::next) is what follows it, and is its sender's if
+    /// the opposite direction acknowledges it.
+    pub const CLAIMED: u8 = 4;
     /// What both directions have once the connection is over.
     pub const ALL: u8 = SENT | ACKED;
 }

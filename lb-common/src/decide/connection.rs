@@ -1,7 +1,8 @@
 //! A connection: its two flow entries, one for each direction, and their keys.
 
+use super::closing;
 use super::packet::{Now, Packet};
-use crate::abi::{Flow, FlowKey, HalfOpen, fin, flow_flags, flow_link, flow_state, half_open_flags, tag};
+use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags, flow_link, flow_state, half_open_flags, tag};
 use crate::words;
 
 /// The direction of a packet, as in conntrack.
@@ -198,7 +199,7 @@ pub(super) fn set_opposite<const N: usize>(
     into.since_s = flow.since_s;
     into.isn = flow.isn;
     (into.next, into.ack) = (flow.ack, flow.next);
-    (into.fin, into.opposite_fin) = (flow.opposite_fin, flow.fin & fin::SENT);
+    (into.fin, into.opposite_fin) = (flow.opposite_fin, closing::shown(flow.fin));
     // One branch: for each of several conditional expressions the verifier would walk what follows once more.
     if is_reply {
         words::address(&key.src, &mut into.address);

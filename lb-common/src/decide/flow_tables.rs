@@ -1,5 +1,6 @@
 //! The writes to the flow tables, and what they come to.
 
+use super::closing::is_after;
 use super::maps::{FlowRef, NotInserted};
 use super::tables::Tables;
 use super::work::Work;
@@ -19,11 +20,13 @@ pub trait FlowTables<const N: usize>: Tables<N> {
         });
     }
 
-    /// Sets [`Flow::next`] and [`Flow::ack`] in place, as [`FlowTables::touch`] does.
+    /// Sets [`Flow::next`] and [`Flow::ack`] in place, as [`FlowTables::touch`] does. Another CPU may have noted a later segment meanwhile.
     #[inline(always)]
     fn set_numbers(&mut self, entry: FlowRef<Self, N>, tag: u32, next: u32, ack: u32) {
         self.change_flow(entry, tag, |flow| {
-            flow.next = next;
+            if is_after(next, flow.next) {
+                flow.next = next;
+            }
             flow.ack = ack;
         });
     }

@@ -32,15 +32,20 @@ pub(crate) fn request() -> FlowKey<4> {
 
 impl Pair {
     pub(crate) fn new() -> Self {
+        Self::of([0xffff_ff00, 70_000])
+    }
+
+    /// With the first number of the client and of the backend.
+    pub(crate) fn of([client, server]: [u32; 2]) -> Self {
         let mut tables = Memory::default();
         tables.serve(1, 0, ServiceKey { address: FRONTEND, port: 80, protocol: TCP, pad: 0 }, &BACKENDS, 8080);
-        let (client, server) = (End { next: 0xffff_ff00, acked: 0 }, End { next: 70_000, acked: 0 });
+        let (client, server) = (End { next: client, acked: 0 }, End { next: server, acked: 0 });
         let mut pair = Self { tables, backend: BACKENDS[0], client, server };
         pair.backend = pair.forged(true, SYN, pair.client.next, 0, 0).address;
         pair.client.next = pair.client.next.wrapping_add(1);
         pair.server.acked = pair.client.next;
         pair.forged(false, SYN | ACK, pair.server.next, pair.server.acked, 0);
-        pair.server.next += 1;
+        pair.server.next = pair.server.next.wrapping_add(1);
         pair.asks(ACK, 0);
         pair
     }

@@ -23,6 +23,7 @@ mod flood;
 mod hand_over;
 mod host_sockets;
 mod lifetimes;
+mod lives;
 mod openings;
 mod outside;
 mod rare;

@@ -138,8 +138,17 @@ pub struct Said {
     pub heard: u32,
     /// It has said its last.
     pub last: bool,
+    /// A last segment came whose number follows on nothing: `next` is its end.
+    pub claimed: bool,
     /// It has heard the other end's last.
     pub heard_last: bool,
+}
+
+impl Said {
+    /// Its end is done, or seems to be.
+    pub const fn has_ended(self) -> bool {
+        self.last || self.claimed
+    }
 }
 
 /// States only grow.

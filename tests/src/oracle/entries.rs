@@ -190,7 +190,9 @@ fn entry(connection: &Connection, half: Half, address: SocketAddr, client: Socke
             | bit(half.lost, flow_flags::REPLY_LOST),
         next: half.said.next,
         ack: half.said.heard,
-        fin: bit(half.said.last, fin::SENT) | bit(half.said.heard_last, fin::ACKED),
+        fin: bit(half.said.last, fin::SENT)
+            | bit(half.said.heard_last, fin::ACKED)
+            | bit(half.said.claimed, fin::CLAIMED),
         opposite_fin: bit(half.other_last, fin::SENT),
     }
 }

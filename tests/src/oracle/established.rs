@@ -99,7 +99,8 @@ fn second(model: &mut Model, asked: Asked, at: usize) -> bool {
 /// Whether the other end has to answer this: it has data or a FIN, or it asks with an old sequence number whether that end is still there.
 fn wants_answer(asked: Asked, said: Said) -> bool {
     let asks_for_life = asked.sequence.wrapping_add(1) == said.next;
-    !asked.resets() && (asked.data > 0 || asked.tcp_flags & FIN != 0 || asks_for_life)
+    let follows = asked.tcp_flags & ACK != 0 && !said.claimed && follows(asked, said.next, said.heard);
+    !asked.resets() && follows && (asked.data > 0 || asked.tcp_flags & FIN != 0 || asks_for_life)
 }
 
 /// Writes down that the client waits for an answer; for how many seconds it has.
@@ -223,51 +224,91 @@ fn remember(model: &mut Model, asked: Asked, at: usize, forward: bool, state: St
         }
         None if foreign => {}
         None => {
-            let Said { next, heard, last, .. } = fresh.said;
-            let said = Said { next: heard, heard: next, last: fresh.other_last, heard_last: false };
-            *other = Some(Half { said, other_last: last, ..fresh });
+            let Said { next, heard, .. } = fresh.said;
+            let said = Said { next: heard, heard: next, last: fresh.other_last, ..Said::default() };
+            *other = Some(Half { said, other_last: fresh.said.has_ended(), ..fresh });
         }
     }
 }
 
-/// Whether a segment follows on what its end has said, give or take 128 KiB.
-fn follows(asked: Asked, said: Said) -> bool {
-    asked.protocol == Protocol::Tcp && asked.sequence.wrapping_sub(said.next).cast_signed().unsigned_abs() <= 1 << 17
+/// Whether two numbers are at most 64 KiB apart.
+fn near(one: u32, other: u32) -> bool {
+    one.wrapping_sub(other).cast_signed().unsigned_abs() <= 1 << 16
 }
 
-/// What an end has said after this segment.
+/// Whether a segment follows on these numbers: one is the same, or both are near.
+fn follows(asked: Asked, next: u32, heard: u32) -> bool {
+    let (sequence, acknowledgement) = (asked.sequence, asked.acknowledgement);
+    sequence == next || acknowledgement == heard || near(sequence, next) && near(acknowledgement, heard)
+}
+
+/// Whether the acknowledgement lies between what the end has heard and what the other has said, give or take 64 KiB.
+fn hears_on(asked: Asked, own: Said, other: Said) -> bool {
+    let from = own.heard.wrapping_sub(1 << 16);
+    asked.acknowledgement.wrapping_sub(from) <= other.next.wrapping_sub(from).wrapping_add(1 << 16)
+}
+
+/// Whether a segment follows on what both ends have said.
+fn follows_both(asked: Asked, own: Said, other: Said) -> bool {
+    let known: &[u32] = if own.claimed { &[other.heard] } else { &[other.heard, own.next] };
+    known.contains(&asked.sequence)
+        || [own.heard, other.next].contains(&asked.acknowledgement)
+        || known.iter().any(|known| near(asked.sequence, *known)) && hears_on(asked, own, other)
+}
+
+/// Whether one number comes after another one.
+fn is_later(one: u32, other: u32) -> bool {
+    one.wrapping_sub(other).cast_signed() > 0
+}
+
+/// What an end has said after this segment, by itself.
 fn hears(asked: Asked, said: Said) -> Said {
-    if asked.resets() || asked.tcp_flags & ACK == 0 || !follows(asked, said) {
+    let fits = asked.protocol == Protocol::Tcp && !said.claimed && follows(asked, said.next, said.heard);
+    if asked.resets() || asked.tcp_flags & ACK == 0 || !fits {
         return said;
     }
-    let is_later = asked.next().wrapping_sub(said.next).cast_signed() > 0;
-    Said { next: if is_later { asked.next() } else { said.next }, heard: asked.acknowledgement, ..said }
+    let next = if is_later(asked.next(), said.next) { asked.next() } else { said.next };
+    Said { next, heard: asked.acknowledgement, ..said }
 }
 
 /// Both ends have said their last and heard the other's, or one has reset the connection with a number that only it and the other know.
 fn ends(asked: Asked, own: &mut Half, other: &mut Half) {
-    if !follows(asked, own.said) {
+    if asked.protocol != Protocol::Tcp {
         return;
     }
+    let (acknowledges, fits) = (asked.tcp_flags & ACK != 0, follows_both(asked, own.said, other.said));
     if asked.resets() {
-        if asked.sequence == other.said.heard {
+        let is_next = asked.sequence == own.said.next && !own.said.claimed;
+        let behind = |number: u32| own.said.next.wrapping_sub(number);
+        let is_within = own.said.last && behind(asked.sequence) <= behind(other.said.heard);
+        if asked.sequence == other.said.heard || is_next || is_within || acknowledges && fits {
             (own.state, other.state) = (State::Closing, State::Closing);
         }
         return;
     }
-    if asked.tcp_flags & ACK == 0 {
+    if !acknowledges {
         return;
     }
-    if asked.next() == own.said.next {
-        if asked.tcp_flags & FIN != 0 {
-            own.said.last = true;
-        } else if asked.data > 0 {
-            own.said.last = false;
+    let (said, last) = (&mut own.said, asked.tcp_flags & FIN != 0);
+    if fits {
+        said.heard = asked.acknowledgement;
+        if !is_later(said.next, asked.next()) || said.claimed && last {
+            said.last = match (last, asked.data) {
+                (true, _) => true,
+                (false, 0) => said.last || said.claimed && said.next == asked.next(),
+                (false, _) => false,
+            };
+            (said.next, said.claimed) = (asked.next(), false);
         }
+        said.heard_last |= other.said.has_ended() && asked.acknowledgement == other.said.next;
+    } else if last
+        && asked.next().wrapping_sub(said.next) < 1 << 24
+        && other.said.next.wrapping_sub(asked.acknowledgement) < 1 << 24
+    {
+        *said = Said { next: asked.next(), last: false, claimed: true, ..*said };
     }
-    own.said.heard_last |= other.said.last && asked.acknowledgement == other.said.next;
-    other.other_last = own.said.last;
-    if [own.said, other.said].iter().all(|said| said.last && said.heard_last) {
+    other.other_last = own.said.has_ended();
+    if [own.said, other.said].iter().all(|said| said.has_ended() && said.heard_last) {
         (own.state, other.state) = (State::Closing, State::Closing);
     }
 }

@@ -75,10 +75,10 @@ pub fn promote(model: &mut Model, at: usize, state: State, asked: Asked, by_answ
     let (mut own, mut other) = (silent, silent);
     if protocol == Protocol::Tcp {
         let last = asked.tcp_flags & FIN != 0;
-        own.said = Said { next: asked.next(), heard: asked.acknowledgement, last, heard_last: false };
+        own.said = Said { next: asked.next(), heard: asked.acknowledgement, last, ..Said::default() };
         // A client that has said anything was heard up to its SYN; an answer that opens is heard.
         let heard = if by_answer { asked.next() } else { connection.isn.wrapping_add(1) };
-        other.said = Said { next: asked.acknowledgement, heard, last: false, heard_last: false };
+        other.said = Said { next: asked.acknowledgement, heard, ..Said::default() };
         other.other_last = last;
     }
     let (forward, reply) = if by_answer { (other, own) } else { (own, other) };

@@ -1,6 +1,6 @@
 //! Writes for established connections.
 
-use crate::abi::{Flow, HalfOpen, MOST_MOVES, fin, flow_flags, flow_state, half_open_flags};
+use crate::abi::{Flow, HalfOpen, MOST_MOVES, flow_flags, flow_state, half_open_flags};
 use crate::decide::closing::{self, End, Numbers};
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
 use crate::decide::fast_path;
@@ -78,12 +78,13 @@ fn sync<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) ->
     if change == End::Nothing {
         return true;
     }
-    tables.set_opposite_fin(opposite, stored.tag, flow.fin & fin::SENT);
+    tables.set_opposite_fin(opposite, stored.tag, closing::shown(flow.fin));
     let Some(own) = tables.flow(key, stored) else { return true };
+    tables.set_numbers(own, flow.tag, flow.next, flow.ack);
     tables.set_fin(own, flow.tag, flow.fin);
     // Read once more: the opposite end may have acknowledged on another CPU, which has not seen this either.
     let is_there = tables.flow(opposite_key, stored).is_some();
-    if is_there && (change == End::Reset || (flow.fin == fin::ALL && stored.fin == fin::ALL)) {
+    if is_there && (change == End::Reset || closing::are_over(flow.fin, stored.fin)) {
         let link = stored.link;
         end(tables, work, link);
     }
