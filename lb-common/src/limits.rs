@@ -77,9 +77,11 @@ pub const FRAGMENT_TIMEOUT_S: u32 = 30;
 
 /// A half-open TCP flow that nobody answered is forgotten after this many seconds without a packet.
 pub const TCP_HALF_OPEN_TIMEOUT_S: u32 = 60;
-/// An open TCP flow is forgotten after this many seconds without a packet (conntrack's five days are far too long for a
-/// table with a bound; two hours and a bit outlast the default keepalive of Linux, 7200 s + 9 × 75 s).
+/// An open TCP flow is forgotten after this many seconds without a packet, while its table is more than half full (two hours and a bit outlast the
+/// default keepalive of Linux, 7200 s + 9 × 75 s).
 pub const TCP_OPEN_TIMEOUT_S: u32 = 8_100;
+/// No open TCP flow is forgotten earlier, while its table has room (`conntrack.tcpEstablishedTimeout` of kube-proxy).
+pub const TCP_IDLE_TIMEOUT_S: u32 = 86_400;
 /// A TCP flow that saw a FIN or a RST is forgotten after this many seconds (2 × the 60 s of TIME_WAIT in Linux).
 pub const TCP_CLOSING_TIMEOUT_S: u32 = 120;
 /// An adopted connection is forgotten after this many seconds without a packet, if no agent asks conntrack for it

@@ -5,8 +5,8 @@ use crate::abi::{
 };
 use crate::limits::{
     ADOPTED_TIMEOUT_S, LOCAL_PORT_FIRST, LOCAL_PORT_LAST, NODE_PORT_FIRST, NODE_PORT_LAST, SOURCE_PORT_COUNT,
-    SOURCE_PORT_FIRST, TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, TUPLE_REST_S,
-    UDP_REPLIED_TIMEOUT_S, UDP_STREAM_TIMEOUT_S, UDP_UNREPLIED_TIMEOUT_S,
+    SOURCE_PORT_FIRST, TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_IDLE_TIMEOUT_S, TCP_OPEN_TIMEOUT_S,
+    TUPLE_REST_S, UDP_REPLIED_TIMEOUT_S, UDP_STREAM_TIMEOUT_S, UDP_UNREPLIED_TIMEOUT_S,
 };
 
 /// TCP flag bits as they stand in the header's fourteenth byte (RFC 9293, section 3.1).
@@ -40,6 +40,7 @@ pub const fn closes(tcp_flags: u8) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     pub half_open_s: u32,
+    /// TCP, open: while the table is more than half full. Before, it is at least [`TCP_IDLE_TIMEOUT_S`].
     pub open_s: u32,
     pub closing_s: u32,
     pub udp_unreplied_s: u32,
@@ -57,19 +58,21 @@ impl Timeouts {
         udp_stream_s: UDP_STREAM_TIMEOUT_S,
     };
 
-    /// As noted in the tables by who loaded the programs; the default where nothing is.
+    /// As noted in the tables by who loaded the programs; the default where nothing is. While the tables have room ([`Self::with_room`]), as in the
+    /// programs.
     pub const fn noted(settings: &LoadSettings) -> Self {
         const fn or(noted_s: u32, default_s: u32) -> u32 {
             if noted_s == 0 { default_s } else { noted_s }
         }
-        Self {
+        let noted = Self {
             half_open_s: or(settings.half_open_s, Self::DEFAULT.half_open_s),
             open_s: or(settings.open_s, Self::DEFAULT.open_s),
             closing_s: or(settings.closing_s, Self::DEFAULT.closing_s),
             udp_unreplied_s: or(settings.udp_unreplied_s, Self::DEFAULT.udp_unreplied_s),
             udp_replied_s: or(settings.udp_replied_s, Self::DEFAULT.udp_replied_s),
             udp_stream_s: or(settings.udp_stream_s, Self::DEFAULT.udp_stream_s),
-        }
+        };
+        noted.with_room()
     }
 
     /// What is to be noted of these in the tables.
@@ -84,6 +87,14 @@ impl Timeouts {
             flow_counters: flow_counters as u32,
             client_key,
         }
+    }
+
+    /// These, while the table of established connections has room.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_room(self) -> Self {
+        let open_s = if self.open_s < TCP_IDLE_TIMEOUT_S { TCP_IDLE_TIMEOUT_S } else { self.open_s };
+        Self { open_s, ..self }
     }
 
     /// The one of a flow in this state. SCTP has those of TCP.

@@ -207,7 +207,7 @@ impl<const N: usize, const IN_SOCKET: bool> Tables<N> for KernelOf<IN_SOCKET> {
 
     #[inline(always)]
     fn timeout_s(&mut self, protocol: u8, state: u8) -> u32 {
-        settings::timeouts().of(protocol, state)
+        settings::timeouts().with_room().of(protocol, state)
     }
 
     #[inline(always)]

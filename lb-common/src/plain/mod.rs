@@ -369,7 +369,7 @@ impl<const N: usize> Tables<N> for Memory<N> {
     }
 
     fn timeout_s(&mut self, protocol: u8, state: u8) -> u32 {
-        self.timeouts.of(protocol, state)
+        self.timeouts.with_room().of(protocol, state)
     }
 
     fn connect_clock(&mut self) -> u32 {

@@ -3,7 +3,7 @@
 use lb_common::abi::{Flow, FlowKey, SCTP, ServiceKey, TCP, UDP, fin, flow_flags, flow_state, tag};
 use lb_common::decide::{Action, Hook, later_fragment, pair_key, quoted};
 use lb_common::decide::{Packet, Work};
-use lb_common::limits::TCP_OPEN_TIMEOUT_S;
+use lb_common::limits::TCP_IDLE_TIMEOUT_S;
 use lb_common::outcome::Outcome;
 use lb_common::plain::{Memory, tuple};
 use lb_common::state::tcp_flag::{ACK, FIN, PSH, RST, SYN};
@@ -133,9 +133,9 @@ fn a_syn_to_a_service_that_is_gone_is_counted_as_a_direct_one() {
 #[test]
 fn a_syn_after_a_silence_of_hours_begins_a_new_connection() {
     let mut tables = adopted();
-    tables.pass_seconds(u64::from(TCP_OPEN_TIMEOUT_S));
+    tables.pass_seconds(u64::from(TCP_IDLE_TIMEOUT_S));
     assert_eq!(ask(&mut tables, original(TCP), SYN, Hook::POD_IN), PASSED);
-    tables.pass_seconds(u64::from(TCP_OPEN_TIMEOUT_S) + 1);
+    tables.pass_seconds(u64::from(TCP_IDLE_TIMEOUT_S) + 1);
     assert_eq!(ask(&mut tables, original(TCP), SYN, Hook::POD_IN).0, Action::ToBackend);
 }
 

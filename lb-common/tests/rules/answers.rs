@@ -83,7 +83,7 @@ fn others(mine: &Flow<4>, sent: &Verdict<4>, seen_s: u32) -> Flow<4> {
 #[test]
 fn where_another_flow_has_the_clients_tuple_the_answer_opens_none_until_that_one_is_over() {
     for protocol in [TCP, UDP] {
-        for (seconds, expected) in [(0, late(protocol)), (u64::from(limits::TCP_OPEN_TIMEOUT_S) + 1, REPLIED)] {
+        for (seconds, expected) in [(0, late(protocol)), (u64::from(limits::TCP_IDLE_TIMEOUT_S) + 1, REPLIED)] {
             let (mut tables, _) = asked(protocol);
             let seen_s = u32::try_from(tables.now_ns / 1_000_000_000).unwrap();
             tables.half_open.clear();

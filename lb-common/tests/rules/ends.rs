@@ -199,7 +199,7 @@ fn the_handshake_of_a_direct_connection_on_the_ports_of_one_that_is_over_passes_
             pair.tables.pass_seconds(1);
         } else {
             // Silent for longer than the timeout of an established connection.
-            let timeout_s = pair.tables.timeouts.open_s;
+            let timeout_s = pair.tables.timeouts.with_room().open_s;
             pair.tables.pass_seconds(u64::from(timeout_s) + 1);
         }
         for _ in 0..2 {

@@ -1,7 +1,7 @@
 //! The states of a connection over time.
 
 use lb_common::abi::{Flow, TCP, UDP, flow_state};
-use lb_common::limits::TCP_OPEN_TIMEOUT_S;
+use lb_common::limits::TCP_IDLE_TIMEOUT_S;
 use lb_common::state::{after_forward, expired, opens, tcp_flag};
 
 fn flow(state: u8, seen_s: u32) -> Flow<4> {
@@ -21,9 +21,9 @@ fn only_a_bare_syn_opens() {
 #[test]
 fn expiry_is_exact_and_a_clock_behind_the_flow_expires_nothing() {
     let open = flow(flow_state::OPEN, 1_000);
-    assert!(!expired(&open, TCP_OPEN_TIMEOUT_S, 1_000 + TCP_OPEN_TIMEOUT_S));
-    assert!(expired(&open, TCP_OPEN_TIMEOUT_S, 1_001 + TCP_OPEN_TIMEOUT_S));
-    assert!(!expired(&open, TCP_OPEN_TIMEOUT_S, 999), "another CPU may have written a later second");
+    assert!(!expired(&open, TCP_IDLE_TIMEOUT_S, 1_000 + TCP_IDLE_TIMEOUT_S));
+    assert!(expired(&open, TCP_IDLE_TIMEOUT_S, 1_001 + TCP_IDLE_TIMEOUT_S));
+    assert!(!expired(&open, TCP_IDLE_TIMEOUT_S, 999), "another CPU may have written a later second");
 }
 
 #[test]

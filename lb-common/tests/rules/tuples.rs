@@ -40,10 +40,10 @@ fn direct_connections_work_before_during_and_after_a_service_connection() {
     assert_eq!(tables.ask(direct, ACK, Hook::NODE_OUT).action, Action::Pass);
 
     // After, when the old entries have expired: untouched.
-    tables.pass_seconds(u64::from(limits::TCP_OPEN_TIMEOUT_S) + 1);
+    tables.pass_seconds(u64::from(limits::TCP_IDLE_TIMEOUT_S) + 1);
     let mut tables_after = serving(&BACKENDS[..1]);
     connect(&mut tables_after, 40_000);
-    tables_after.pass_seconds(u64::from(limits::TCP_OPEN_TIMEOUT_S) + 1);
+    tables_after.pass_seconds(u64::from(limits::TCP_IDLE_TIMEOUT_S) + 1);
     assert_eq!(tables_after.ask(direct, SYN, Hook::POD_IN).action, Action::Pass);
     assert_eq!(tables_after.ask(reply_to_direct, SYN | ACK, Hook::POD_OUT).action, Action::Pass);
 }

@@ -7,7 +7,7 @@
 //! **The race.** A packet may come for an entry while it is taken out. An entry is over if it was silent for its timeout *and* the entry of the other
 //! direction is over or not there; it is taken out by one call that returns what it held at that moment, and if a packet had touched it since it was
 //! read, it is put back. So a live flow loses an entry only if a packet comes between that call and the agent's next instruction. That packet
-//! must come after a silence of the whole timeout (TCP: 2 h 15 min). The flow never loses both. The programs touch or write again the other direction's entry with the same packet,
+//! must come after a silence of the whole timeout (TCP: 24 h, or 2 h 15 min once half of the table is taken). The flow never loses both. The programs touch or write again the other direction's entry with the same packet,
 //! and that one is read anew before it is taken out in its turn.
 //!
 //! **By the way** a round counts each backend's connections, since eviction from a full table runs no code and the programs' own counts drift. It

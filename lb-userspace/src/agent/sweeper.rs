@@ -44,6 +44,8 @@ pub(super) struct Sweeper {
     position: Position,
     /// Frontends that are no more and that the last round met in flows, and since when.
     unserved: BTreeMap<Frontend, Monotonic>,
+    /// Entries of established connections that the last round left, of IPv4 and of IPv6.
+    established: [u32; 2],
     /// Key of the hashes of `client_shares`.
     client_key: u32,
     /// Connections that fit, of IPv4 and of IPv6.
@@ -65,6 +67,7 @@ impl Sweeper {
             seen: Seen::default(),
             position: None,
             unserved: BTreeMap::new(),
+            established: [0; 2],
             client_key: maps.of::<map::Settings>().get(&0)?.unwrap_or_default().client_key,
             room: [maps.of::<map::Flows<4>>().capacity() / 2, maps.of::<map::Flows<16>>().capacity() / 2],
             connections4: Connections::map(&maps.of::<map::Health<4>>())?,
@@ -150,6 +153,7 @@ impl Sweeper {
             connections: Counts::default(),
             client_shares: maps.client_shares.read(),
             unserved: self.unserved.clone(),
+            established: self.established,
         };
         self.seen = Seen::new(start, self.client_key);
     }
@@ -181,6 +185,7 @@ impl Sweeper {
         self.report.cut += seen.cut;
         self.report.masqueraded = seen.masqueraded;
         self.unserved.clone_from(&seen.unserved);
+        self.established = seen.established;
         self.correct_shares(&seen, &programmer.store().maps().client_shares);
         self.report.largest_clients = (["ipv4", "ipv6"].into_iter().zip(seen.clients.largest()))
             .filter_map(|(family, client)| Some((family.to_owned(), client?)))

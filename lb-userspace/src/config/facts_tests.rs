@@ -150,7 +150,7 @@ fn write_sizes(page: &mut String) {
 
 fn write_timeouts(page: &mut String) {
     page.push_str(
-        "\n## flow-timeouts\n\nTCP, and SCTP by its own chunks: `half-open`, `open`, `closing`. A change holds for connections that are there as well.\n\n\
+        "\n## flow-timeouts\n\nTCP, and SCTP by its own chunks: `half-open`, `open`, `closing`. A change holds for connections that are there as well.\n\n`open` holds once half of the map of established connections (`flows4`, `flows6`) is taken. Before, no open connection is forgotten within 24 h.\n\n\
          | name | default | bounds |\n|---|---|---|\n",
     );
     let FlowTimeouts(mut timeouts) = FlowTimeouts::default();

@@ -16,7 +16,7 @@ use crate::random::Random;
 use crate::test_run::LoadedPrograms;
 
 /// The client begins another connection after so many seconds of silence: the default keepalive of Linux is shorter.
-const SILENCE_S: u32 = 8_100;
+const SILENCE_S: u32 = 86_400;
 
 /// A connection that the host's NAT translates.
 #[derive(Clone, Debug)]

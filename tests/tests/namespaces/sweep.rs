@@ -169,6 +169,15 @@ fn what_is_over_goes_and_what_lives_stays() -> Result<()> {
     assert_eq!(seen.idle(), [6, 8].map(id).into());
     let (_, swept) = sweep(&maps, &programmer, Start::default())?;
     assert_eq!(swept, [], "a second round finds nothing");
+    // An idle connection goes only once half of the table is taken.
+    flow(9, 9, flow_state::OPEN, NOW - TIMEOUTS.open_s - 1)
+        .into_iter()
+        .try_for_each(|half| maps.of::<map::Flows<4>>().put(&half.0, &half.1))?;
+    let half = maps.of::<map::Flows<4>>().capacity() / 2;
+    for (taken, expected) in [(half - 1, vec![]), (half, vec![(map_name::FLOWS4, 2)])] {
+        let (_, swept) = sweep(&maps, &programmer, Start { established: [taken, 0], ..Start::default() })?;
+        assert_eq!(swept, expected, "{taken} entries");
+    }
     Ok(())
 }
 

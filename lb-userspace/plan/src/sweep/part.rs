@@ -81,12 +81,14 @@ impl SweepContext<'_> {
     where
         IpAddr: From<[u8; N]>,
     {
+        let has_room = seen.has_room(family, table.capacity());
+        let timeouts = if has_room { self.timeouts.with_room() } else { *self.timeouts };
         pass(table, position, count, |key, flow| {
             // Nothing more is forwarded to a backend that is gone: its connections are over when they fall silent.
             let is_gone = seen.is_gone(BackendId { family, id: flow.backend });
             let is_silent = |key: &FlowKey<N>, flow: &Flow<N>| {
                 let flow = if is_gone { &Flow { state: flow_state::EVICTED, ..*flow } } else { flow };
-                rules::is_silent(key, flow, self.timeouts, self.now)
+                rules::is_silent(key, flow, &timeouts, self.now)
             };
             if is_silent(key, flow) {
                 let other = pair_key(key, flow);
@@ -103,6 +105,7 @@ impl SweepContext<'_> {
             }
             seen.flow(family, flow);
             seen.clients.see(key, flow);
+            seen.established[usize::from(family == Family::V6)] += u32::from(key.protocol != UDP);
             seen.masqueraded += u64::from(rules::is_masqueraded(key, flow));
             Ok(false)
         })

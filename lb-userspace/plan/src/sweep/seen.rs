@@ -24,6 +24,8 @@ pub struct Start {
     pub client_shares: Vec<u32>,
     /// Frontends that are no more and that the round before met in flows, and since when.
     pub unserved: BTreeMap<Frontend, Monotonic>,
+    /// Entries of established connections that the round before left, of IPv4 and of IPv6.
+    pub established: [u32; 2],
 }
 
 /// What a round has seen so far.
@@ -40,6 +42,8 @@ pub struct Seen {
     pub clients: Clients,
     /// Frontends that are no more and that flows came by, and since when.
     pub unserved: BTreeMap<Frontend, Monotonic>,
+    /// Entries of established connections, of IPv4 and of IPv6.
+    pub established: [u32; 2],
     /// Flows that were cut off.
     pub cut: u64,
     /// Flows whose backend sees an address of this node in the client's place.
@@ -55,6 +59,11 @@ impl Seen {
     /// Whether the backend was gone at the start of the round.
     pub(super) fn is_gone(&self, id: BackendId) -> bool {
         self.start.gone.contains(&id)
+    }
+
+    /// Whether a table of so many entries had room at the end of the round before: less than half of it was taken.
+    pub(super) fn has_room(&self, family: Family, capacity: u32) -> bool {
+        self.start.established[usize::from(family == Family::V6)] < capacity / 2
     }
 
     pub(super) fn flow<const N: usize>(&mut self, family: Family, flow: &Flow<N>) {

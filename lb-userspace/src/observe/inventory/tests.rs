@@ -173,7 +173,7 @@ fn json_of_connections_is_the_documented_one() {
             "namespace": "demo", "service": "web", "servicePort": 80, "protocol": "TCP", "via": "packet",
             "clientAddress": "10.1.0.9", "clientPort": 40001, "socketCookie": null,
             "frontendAddress": "10.96.0.1", "frontendPort": 80, "backendAddress": "10.1.0.2", "backendPort": 8080,
-            "state": "open", "ageSeconds": 100, "idleSeconds": 0, "expiresSeconds": 8100, "moves": null, "tried": [],
+            "state": "open", "ageSeconds": 100, "idleSeconds": 0, "expiresSeconds": 86400, "moves": null, "tried": [],
             "requestPackets": null, "requestBytes": null, "replyPackets": null, "replyBytes": null,
         }]})
     );
