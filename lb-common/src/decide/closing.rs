@@ -1,22 +1,27 @@
 //! The end of a connection: only its two endpoints can bring it about.
 //!
 //! An endpoint proves itself by numbers that a third party has not seen. Each entry keeps two: the number after the latest segment of its direction, and
-//! what that segment acknowledged. A segment *fits* if one of its two numbers is the one that is known, or both are [`NEAR`] it. One direction's
-//! numbers are known to the other one, too: what it acknowledged, and what follows its latest segment. A segment that does not fit its own entry
-//! may fit the opposite one. So a gap of any length, lost or overtaken on its way here, leaves the numbers behind for a moment at most: the
-//! next segment that repairs it, or follows it while the other end is silent, has an exact number.
+//! what that segment acknowledged. A segment *fits* its own entry if one of its numbers is the known one, or both are [`NEAR`]. One that does not is
+//! compared with the opposite entry as well, which knows the same numbers from the other side: by one exact number, or by a near one and an
+//! acknowledgement of what is under way. So a gap, however long, freezes no numbers: in-order segments, segments sent again and acknowledgements alone
+//! have an exact number.
+//!
+//! A FIN behind a gap may come only once. It is noted as claimed ([`fin::CLAIMED`]), and the opposite end's acknowledgement of just that number
+//! proves it.
 //!
 //! | segment | what ends |
 //! |---|---|
 //! | RST at the number that the opposite end acknowledged last (RFC 5961, section 3.2), or behind the own latest segment (data that is not acknowledged) | the connection |
 //! | RST with ACK that fits (it overtook data, or follows lost data) | the connection |
-//! | FIN that fits | its direction, once the opposite end acknowledges it |
+//! | RST of an end that has sent its FIN, at a number that is not acknowledged yet | the connection |
+//! | FIN that fits, or is claimed | its direction, once the opposite end acknowledges it |
 //! | SCTP with the verification tag (RFC 9260, section 8.5) | the association |
 //!
 //! Whatever else looks like an end is forwarded, and the timeout of an established connection holds.
 //!
-//! A third party that knows the tuple hits by chance: once in 2^28 guesses, with both numbers near those of the own entry or of the opposite one
-//! (2 × 2^-30), or with one of the four exact (4 × 2^-32). Two such hits, one for each direction, are needed for FINs.
+//! A third party that knows the tuple hits by chance. While nothing is under way, one segment in 2^28 fits: by two near numbers (3 × 2^-30), or by one
+//! of the four exact ones (2^-30). With 4 MiB under way in the opposite direction it is one in 2^24 for as long. conntrack takes any number
+//! within the windows.
 
 use super::packet::Packet;
 use crate::abi::{Flow, TCP, fin};
@@ -71,6 +76,12 @@ pub(super) fn asks<const N: usize>(packet: &Packet<N>, own: &Flow<N>) -> bool {
     }
     let probes = packet.seq == own.next.wrapping_sub(1);
     tells(packet) && fits_own(packet, own) && (packet.payload != 0 || packet.tcp_flags & tcp_flag::FIN != 0 || probes)
+}
+
+/// Whether the segment has what the opposite direction has not acknowledged yet.
+#[inline(always)]
+pub(super) const fn is_unacknowledged<const N: usize>(packet: &Packet<N>, opposite: &Flow<N>) -> bool {
+    packet.key.protocol == TCP && is_after(packet.next(), opposite.ack)
 }
 
 /// What a packet that may end its connection does to it.

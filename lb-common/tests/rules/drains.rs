@@ -112,17 +112,48 @@ fn what_stayed_unanswered_within_the_period_ends_with_it() {
 }
 
 #[test]
-fn any_answer_begins_the_wait_anew() {
+fn an_acknowledgement_that_moves_begins_the_wait_anew() {
     let mut pair = after_period();
     for _ in 0..20 {
         goes_on(pair.asks(ACK | PSH, 100));
         pair.tables.pass_seconds(10);
         goes_on(again(&mut pair, 100));
-        goes_on(pair.forged(false, ACK, pair.server.next, pair.server.acked, 0));
+        goes_on(pair.answers(ACK, 0));
         pair.tables.pass_seconds(10);
+        // Its acknowledgement was lost.
         goes_on(again(&mut pair, 100));
-        pair.answers(ACK, 0);
+        goes_on(pair.answers(ACK, 0));
     }
+}
+
+/// The way to the backend is cut, the way back is not.
+#[test]
+fn what_the_backend_sends_again_answers_nothing() {
+    let mut pair = after_period();
+    let (seq, acked) = (pair.server.next, pair.server.acked);
+    goes_on(pair.answers(ACK | PSH, 1_000));
+    goes_on(pair.asks(ACK | PSH, 100));
+    for _ in 0..ANSWER_TIMEOUT_S {
+        pair.tables.pass_seconds(1);
+        goes_on(pair.forged(false, ACK | PSH, seq, acked, 1_000));
+        goes_on(again(&mut pair, 100));
+    }
+    pair.tables.pass_seconds(1);
+    is_told(again(&mut pair, 100));
+}
+
+/// A third party knows the tuple alone.
+#[test]
+fn a_forged_segment_waits_for_no_answer() {
+    let mut pair = after_period();
+    for _ in 0..3 {
+        let (seq, ack) = (pair.client.next.wrapping_add(0x3000_0000), pair.client.acked.wrapping_add(0x3000_0000));
+        goes_on(pair.forged(true, ACK | PSH, seq, ack, 100));
+        goes_on(pair.forged(true, FIN | ACK, seq, ack, 0));
+        pair.tables.pass_seconds(17);
+    }
+    assert!(!pair.tables.half_open.contains_key(&request()), "nothing is noted");
+    goes_on(pair.asks(ACK | PSH, 100));
 }
 
 #[test]

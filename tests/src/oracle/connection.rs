@@ -106,6 +106,8 @@ pub struct Second {
     pub since_s: u32,
     pub seen_s: u32,
     pub segments: u8,
+    /// What the backend had said and heard, if it had not heard the segment: only more than that is an answer.
+    pub answers: Option<(u32, u32)>,
     /// The connection is a direct one: only the client's own link knows it.
     pub direct: bool,
 }
@@ -184,7 +186,7 @@ impl Connection {
         let limit = match (self.protocol, half.state) {
             (Protocol::Tcp, State::HalfOpen | State::Open) if is_last => 120,
             (Protocol::Tcp, State::HalfOpen) => 60,
-            (Protocol::Tcp, State::Open | State::Stream) => 8_100,
+            (Protocol::Tcp, State::Open | State::Stream) => 86_400,
             (Protocol::Udp, State::Stream) | (Protocol::Tcp, State::Closing | State::Evicted) => 120,
             (Protocol::Udp, _) => 30,
         };

@@ -74,7 +74,8 @@ fn second(model: &mut Model, asked: Asked, at: usize) -> bool {
     let connection = &model.connections[at];
     let (direct, heard_s) = (connection.backend.is_none(), connection.reply.map(|half| half.seen_s));
     let now_s = model.now_s;
-    let new = Second { client: asked.src, target: asked.dst, since_s: now_s, seen_s: now_s, segments: 1, direct };
+    let (client, target) = (asked.src, asked.dst);
+    let new = Second { client, target, since_s: now_s, seen_s: now_s, segments: 1, answers: None, direct };
     let known = model.seconds.iter_mut().find(|second| here(second));
     if let Some(second) = known {
         if heard_s.is_some_and(|heard_s| heard_s >= second.since_s) {
@@ -106,14 +107,24 @@ fn wants_answer(asked: Asked, said: Said) -> bool {
 /// Writes down that the client waits for an answer; for how many seconds it has.
 fn await_answer(model: &mut Model, asked: Asked, at: usize) -> u32 {
     let (connection, now_s) = (&model.connections[at], model.now_s);
-    // What is not known of the answerer will be written anew.
-    let heard_s = connection.reply.map_or(u32::MAX, |half| half.seen_s);
+    let reply = connection.reply;
+    let answers = reply
+        .filter(|half| asked.protocol == Protocol::Tcp && is_later(asked.next(), half.said.heard))
+        .map(|half| (half.said.next, half.said.heard));
     let direct = connection.backend.is_none();
-    let new = Second { client: asked.src, target: asked.dst, since_s: now_s, seen_s: now_s, segments: 0, direct };
+    let (client, target) = (asked.src, asked.dst);
+    let new = Second { client, target, since_s: now_s, seen_s: now_s, segments: 0, answers, direct };
     let here = |second: &Second| (second.client, second.target) == (asked.src, asked.dst);
+    // What is not known of the answerer will be written anew.
+    let is_heard = |second: &Second| {
+        reply.is_none_or(|half| match second.answers {
+            Some((next, heard)) => is_later(half.said.next, next) || is_later(half.said.heard, heard),
+            None => half.seen_s >= second.since_s,
+        })
+    };
     let known = model.seconds.iter_mut().find(|second| here(second));
     match known {
-        Some(second) if heard_s < second.since_s => return now_s - second.since_s,
+        Some(second) if !is_heard(second) => return now_s - second.since_s,
         // Of the same second: nothing new.
         Some(second) if second.since_s == now_s => {}
         Some(second) => *second = new,

@@ -184,14 +184,42 @@ pub fn reopen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     true
 }
 
-/// Notes a segment of the client that must be answered. For how many seconds the reply direction has left it, or one before it, unanswered.
+/// Notes a segment of the client that must be answered. For how many seconds the backend has left it, or one before it, unanswered.
+///
+/// Only new data of the backend, or an acknowledgement that moves, answers a segment that the backend has not acknowledged: it may send its own
+/// segments again and hear nothing. Whatever it sends answers a probe, and what it has acknowledged before.
 #[inline(always)]
 pub fn await_answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> u32 {
-    // Its entry is written anew right after.
-    if note(tables, work, true, now) {
-        let _ = tables.insert_half_open(&work.connection.original_key, &work.stored, true);
+    let Work { packet, connection: Connection { original_key: key, reply_key, original, reply, .. }, stored, .. } =
+        work;
+    let is_known = tables.half_open(key, stored) && stored.flags & half_open_flags::SECOND != 0;
+    // A missing entry is written anew right after.
+    let is_there = tables.flow(reply_key, &mut reply.flow).is_some() && leads_to(reply_key, &reply.flow, key);
+    let flow = &reply.flow;
+    let is_heard = !is_there || is_answered(stored, flow);
+    if is_known && (!is_heard || stored.flow.since_s == now.s) {
+        return now.s.saturating_sub(stored.flow.since_s);
     }
-    now.s.saturating_sub(work.stored.flow.since_s)
+    words::clear(stored);
+    words::copy(&original.flow, &mut stored.flow);
+    stored.flow.state = flow_state::HALF_OPEN;
+    (stored.flow.since_s, stored.flow.seen_s) = (now.s, now.s);
+    stored.flags = half_open_flags::SECOND;
+    if is_there && closing::is_unacknowledged(packet, flow) {
+        stored.answers = [flow.next, flow.ack];
+    }
+    let _ = tables.insert_half_open(key, stored, true);
+    0
+}
+
+/// Whether the reply direction has answered what is noted: since then, or, where its numbers are noted, by others.
+#[inline(always)]
+fn is_answered<const N: usize>(note: &HalfOpen<N>, reply: &Flow<N>) -> bool {
+    let [next, ack] = note.answers;
+    if next == 0 && ack == 0 {
+        return reply.seen_s >= note.flow.since_s;
+    }
+    closing::is_after(reply.next, next) || closing::is_after(reply.ack, ack)
 }
 
 /// Marks both entries as evicted: the backend may come to life again.
