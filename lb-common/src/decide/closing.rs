@@ -29,7 +29,7 @@ use crate::state::tcp_flag;
 
 /// How far a number may be from the known one, in bytes, where the other number is no exact one either.
 const NEAR: u32 = 1 << 16;
-/// How far a FIN may be from what is known, in bytes: more than the largest receive window by Linux's defaults (`net.ipv4.tcp_rmem`, 6 MiB).
+/// How long a gap may be, in bytes, that both numbers have moved over: more than the largest receive window by Linux's defaults (`net.ipv4.tcp_rmem`, 6 MiB).
 const GAP: u32 = 1 << 24;
 
 /// What a segment changes in the entry of its direction.
@@ -195,6 +195,14 @@ const fn fits_known<const N: usize>(packet: &Packet<N>, own: &Flow<N>, opposite:
         || packet.ack == own.ack
         || (packet.seq == own.next && !is_claimed)
         || (is_near && acks_flight(packet, own, opposite))
+        || (!is_claimed && acks_behind_gap(packet, own, opposite))
+}
+
+/// Whether the segment lies behind a gap, and acknowledges a little more of what is under way than its direction did before.
+#[inline(always)]
+const fn acks_behind_gap<const N: usize>(packet: &Packet<N>, own: &Flow<N>, opposite: &Flow<N>) -> bool {
+    let more = packet.ack.wrapping_sub(own.ack);
+    packet.seq.wrapping_sub(own.next) < GAP && more <= NEAR && more <= opposite.next.wrapping_sub(own.ack)
 }
 
 /// Whether the segment acknowledges what is under way in the opposite direction: between what its own direction has acknowledged and what was

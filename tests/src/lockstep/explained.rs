@@ -76,7 +76,7 @@ where
             now_ns: memory.now_ns,
             seed: memory.seed,
             link: 0,
-            timeouts: memory.timeouts,
+            timeouts: memory.timeouts.with_room(),
             ports: memory.ports,
             client_key: memory.client_key,
             flow_room: memory.flow_room,

@@ -265,6 +265,13 @@ fn follows_both(asked: Asked, own: Said, other: Said) -> bool {
     known.contains(&asked.sequence)
         || [own.heard, other.next].contains(&asked.acknowledgement)
         || known.iter().any(|known| near(asked.sequence, *known)) && hears_on(asked, own, other)
+        || !own.claimed && jumps(asked, own, other)
+}
+
+/// Whether the segment is ahead of the last one by less than 16 MiB, and hears at most 64 KiB more of what the other end has said.
+fn jumps(asked: Asked, own: Said, other: Said) -> bool {
+    let more = asked.acknowledgement.wrapping_sub(own.heard);
+    asked.sequence.wrapping_sub(own.next) < 1 << 24 && more <= other.next.wrapping_sub(own.heard).min(1 << 16)
 }
 
 /// Whether one number comes after another one.
