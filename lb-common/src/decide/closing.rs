@@ -20,7 +20,7 @@
 //! Whatever else looks like an end is forwarded, and the timeout of an established connection holds.
 //!
 //! A third party that knows the tuple hits by chance. While nothing is under way, one segment in 2^28 fits: by two near numbers (3 × 2^-30), or by one
-//! of the four exact ones (2^-30). With 4 MiB under way in the opposite direction it is one in 2^24 for as long. conntrack takes any number
+//! of the four exact ones (2^-30). With 4 MiB under way in the opposite direction it is one in 2^23 for as long. conntrack takes any number
 //! within the windows.
 
 use super::packet::Packet;

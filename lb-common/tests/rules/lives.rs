@@ -119,8 +119,9 @@ impl World {
                 burst.stretch == stretch && (burst.first..burst.first.saturating_add(burst.count)).contains(&number)
             };
             let is_lost = self.life.bursts.iter().any(is_in_burst) || self.dice(100) < self.life.loss;
-            // A RST that no hook sees ends nothing: no proof is left, once the other end has closed in the same way.
-            if is_lost && (is_behind_hook || segment.flags & RST == 0) {
+            // What no hook sees proves nothing: a RST, or the last segments of both ends. So one direction alone loses before the hook.
+            let is_seen = segment.flags & RST != 0 || from as u64 == self.life.seed % 2;
+            if is_lost && (is_behind_hook || !is_seen) {
                 return;
             }
             if self.dice(100) < self.life.late {
