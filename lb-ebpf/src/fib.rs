@@ -6,6 +6,9 @@ use aya_ebpf::bindings::{
     BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibQuery,
 };
 use aya_ebpf::helpers::generated::bpf_fib_lookup;
+use lb_common::abi::{BridgePortKey, link_role};
+
+use crate::maps::{BRIDGE_PORTS, LINKS};
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
@@ -26,6 +29,32 @@ pub fn link_to<const N: usize>(context: *mut c_void, ifindex: u32, address: &[u8
         || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH)
         || found == i64::from(BPF_FIB_LKUP_RET_FRAG_NEEDED);
     if known { query.ifindex } else { 0 }
+}
+
+/// Whether packets from `from` to `to` leave by this link: as a pod's own, or as a port of the bridge that they leave by. Of a neighbour whose port
+/// is not known the bridge proves nothing, and any of its ports will do.
+///
+/// A function of its own: off the stack of those that ask.
+#[inline(never)]
+pub fn leads_back<const N: usize>(context: *mut c_void, link: u32, from: &[u8; N], to: &[u8; N]) -> bool {
+    let mut query = query(from, to, 0);
+    query.ifindex = link;
+    // SAFETY: the query lives on this stack, and the call has its size.
+    let found = unsafe { bpf_fib_lookup(context, &raw mut query, size_of::<FibQuery>() as i32, 0) };
+    if found != i64::from(BPF_FIB_LKUP_RET_SUCCESS) && found != i64::from(BPF_FIB_LKUP_RET_NO_NEIGH) {
+        return false;
+    }
+    let by = query.ifindex;
+    if by == link {
+        return true;
+    }
+    let key = BridgePortKey { bridge: by, address: query.dmac, pad: 0 };
+    // SAFETY: one word, copied at once.
+    match unsafe { BRIDGE_PORTS.get(key) } {
+        Some(port) => port.link == link,
+        // SAFETY: copied at once; a link's record is replaced as a whole.
+        None => unsafe { LINKS.get(by) }.is_some_and(|link| link.role == link_role::BRIDGE),
+    }
 }
 
 #[inline(always)]

@@ -5,7 +5,7 @@ use core::arch::asm;
 use aya_ebpf::bindings::{__sk_buff, BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use lb_common::abi::{BucketKey, FlowKey, Slot};
-use lb_common::decide::{Maps, NotInserted, Pace, Pick, Tables, Work};
+use lb_common::decide::{Maps, NotInserted, Pace, Packet, Pick, Tables, Work};
 use lb_common::limits;
 use lb_common::map::{self, Map, Record};
 use lb_common::outcome::Outcome;
@@ -192,6 +192,11 @@ impl<const N: usize, const IN_SOCKET: bool> Tables<N> for KernelOf<IN_SOCKET> {
     #[inline(always)]
     fn link_to(&mut self, address: &[u8; N]) -> u32 {
         fib::link_to(self.context, self.ifindex, address)
+    }
+
+    #[inline(always)]
+    fn comes_by_its_link(&mut self, packet: &Packet<N>) -> bool {
+        fib::leads_back(self.context, self.ifindex, &packet.key.dst, &packet.key.src)
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! A client's own direct traffic to an address that also is a backend of one of its connections to a service.
 //!
 //! Both look the same to the backend, and a reply entry would translate the direct connection's replies. So the second comer
-//! gets another source port (TCP), or the replies (UDP).
+//! gets another source port (TCP), or the replies (UDP): if it comes by the link that leads to its source, as no forged one does.
 //!
 //! Connections of this node itself collide with those that are masqueraded with its address. The client may be anybody, so the node's own
 //! connection gets another port whatever its protocol.
@@ -99,7 +99,7 @@ fn is_held<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
         commit::release(tables, work);
         return false;
     }
-    if is_clients && packet.is_udp() {
+    if is_clients && packet.is_udp() && tables.comes_by_its_link(packet) {
         commit::take_replies(tables, work);
     }
     true
@@ -123,7 +123,7 @@ fn is_held_by_handshake<const N: usize, T: FlowTables<N>>(
         commit::release_handshake(tables, work);
         return false;
     }
-    if is_clients && packet.is_udp() {
+    if is_clients && packet.is_udp() && tables.comes_by_its_link(packet) {
         commit::take_handshake_replies(tables, work);
     }
     true

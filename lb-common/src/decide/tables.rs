@@ -2,6 +2,7 @@
 
 use super::connection::Connection;
 use super::maps::{FlowRef, Maps};
+use super::packet::Packet;
 use super::pick::Pick;
 use super::rate::Pace;
 use super::work::Work;
@@ -69,6 +70,10 @@ pub trait Tables<const N: usize>: Maps {
     /// Index of the link that packets to the address leave by; 0: not known.
     fn link_to(&mut self, _address: &[u8; N]) -> u32 {
         0
+    }
+    /// Whether packets to the sender of this one leave by the link that it is seen at. A sender at another link has forged the source.
+    fn comes_by_its_link(&mut self, _packet: &Packet<N>) -> bool {
+        true
     }
     /// The link to the backend ([`Flow::link`]), if packets of a new flow of the client at [`Tables::link`] may go there past the host's stack,
     /// and answers to the client's; else 0.

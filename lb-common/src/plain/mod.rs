@@ -11,7 +11,7 @@ use crate::abi::{
 };
 use crate::connect_times;
 use crate::decide::{
-    self, Accepted, Established, FlowTables, Maps, NotInserted, Pace, Pick, Reserved, Tables, Work, fresh,
+    self, Accepted, Established, FlowTables, Maps, NotInserted, Pace, Packet, Pick, Reserved, Tables, Work, fresh,
 };
 use crate::limits::{AFTER_FLOOD_S, FLOOD_S, HAND_OVER};
 use crate::map::{self, Map, Record};
@@ -94,6 +94,8 @@ pub struct Memory<const N: usize = 4> {
     pub node_sockets: Vec<FlowKey<N>>,
     /// The packets are this node's own.
     pub is_from_node: bool,
+    /// The packets come by links that do not lead to their senders.
+    pub comes_astray: bool,
 }
 
 impl<const N: usize> Memory<N> {
@@ -135,6 +137,7 @@ impl<const N: usize> Memory<N> {
             direct: Vec::new(),
             node_sockets: Vec::new(),
             is_from_node: false,
+            comes_astray: false,
         }
     }
 }
@@ -394,5 +397,9 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     fn is_from_node(&mut self) -> bool {
         self.is_from_node
+    }
+
+    fn comes_by_its_link(&mut self, _: &Packet<N>) -> bool {
+        !self.comes_astray
     }
 }

@@ -116,6 +116,29 @@ fn what_a_service_flow_leaves_behind_rewrites_no_direct_connection_of_any_client
 }
 
 #[test]
+fn a_direct_datagram_moves_the_replies_only_from_the_link_that_leads_to_its_source() {
+    for is_answered in [false, true] {
+        let mut tables = serving(&BACKENDS[..1]);
+        let sent = tables.ask(to_vip(UDP, 40_000), 0, Hook::POD_IN);
+        let reply = answer(to_vip(UDP, 40_000), &sent);
+        if is_answered {
+            assert_eq!(tables.ask(reply, 0, Hook::POD_OUT).outcome, Outcome::Replied);
+        }
+        let before = (tables.flows.clone(), tables.half_open.clone());
+        let direct = reply.reversed();
+        tables.comes_astray = true;
+        let forged = tables.ask(direct, 0, Hook::POD_IN);
+        assert_eq!((forged.action, forged.outcome), (Action::Pass, Outcome::AmbiguousUdp));
+        assert_eq!((&tables.flows, &tables.half_open), (&before.0, &before.1), "another pod has forged it");
+        tables.comes_astray = false;
+        tables.ask(direct, 0, Hook::POD_IN);
+        assert_eq!(tables.ask(reply, 0, Hook::POD_OUT).action, Action::Pass, "the client's own");
+        tables.ask(to_vip(UDP, 40_000), 0, Hook::POD_IN);
+        assert_eq!(tables.ask(reply, 0, Hook::POD_OUT).outcome, Outcome::Replied);
+    }
+}
+
+#[test]
 fn a_direct_connection_on_a_translated_port_gives_way_too() {
     let mut tables = serving(&BACKENDS[..1]);
     connect(&mut tables, 40_000);

@@ -122,6 +122,8 @@ impl Lockstep {
         };
         host.memory.seed = u32::try_from(random.any() >> 32)?;
         host.memory.most_half_open = MOST_HALF_OPEN;
+        // Packets are seen at the loopback link, which leads to no client.
+        host.memory.comes_astray = true;
         (host.memory.flow_room, host.memory.client_key) = (FLOW_ROOM, CLIENT_KEY);
         // Others have most of the room in some worlds.
         let (all, others) =

@@ -242,11 +242,13 @@ pub fn direct(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> {
         if holder.yields(holder.reply.expect("answers"), model.now_s) {
             model.connections.remove(at);
         } else if asked.protocol == Protocol::Udp {
-            holder.reply = None;
-            if let Some(forward) = &mut holder.forward {
-                forward.lost = true;
+            if model.routes.as_ref().is_some_and(|routes| routes.leads_to_pod(asked.src.ip())) {
+                holder.reply = None;
+                if let Some(forward) = &mut holder.forward {
+                    forward.lost = true;
+                }
+                model.tidy();
             }
-            model.tidy();
             return Ok(Expected { outcome: Outcome::AmbiguousUdp, ..PASS });
         }
         if held {

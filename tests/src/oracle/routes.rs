@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 
 use super::generate::address;
-use crate::test_run::LoadedPrograms;
+use crate::test_run::{Hook, LOOPBACK, LoadedPrograms};
 use crate::topology::Namespace;
 
 /// The MTU of the links: no packet of a run is too big.
@@ -94,6 +94,16 @@ impl Routes {
     /// The link that packets arrive by at XDP.
     pub fn arrival(&self) -> u32 {
         self.links[0].index
+    }
+
+    /// The link that a packet is seen at by this hook: the pod's is that of the third one.
+    pub fn seen_at(&self, hook: Hook) -> u32 {
+        if hook == Hook::PodIn { self.links[2].index } else { LOOPBACK }
+    }
+
+    /// Whether packets to this client leave by the pod's link.
+    pub fn leads_to_pod(&self, client: IpAddr) -> bool {
+        matches!(self.to(client), Route::Known(link) if link.index == self.links[2].index)
     }
 
     /// Indexes of the links.

@@ -109,7 +109,7 @@ impl OracleRun {
             let (hook, frame) = traffic::packet(&mut random, v6, &model);
             let bytes = traffic::broken(&mut random, &frame);
             let before: u64 = self.programs.outcomes()?.iter().sum();
-            let Some(ran) = self.programs.run(hook, &bytes)? else {
+            let Some(ran) = self.programs.run_at(hook, self.routes.seen_at(hook), &bytes)? else {
                 self.tally.refused_by_kernel += 1;
                 continue;
             };
@@ -133,7 +133,7 @@ impl OracleRun {
         let before = self.programs.outcomes()?;
         let start = now_s();
         model.now_s = start;
-        let Some(ran) = self.programs.run(hook, &bytes)? else {
+        let Some(ran) = self.programs.run_at(hook, self.routes.seen_at(hook), &bytes)? else {
             self.tally.refused_by_kernel += 1;
             return Ok(true);
         };

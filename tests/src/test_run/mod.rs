@@ -43,7 +43,7 @@ pub struct Ran {
 }
 
 /// The kernel runs programs here where no link is said.
-const LOOPBACK: u32 = 0;
+pub const LOOPBACK: u32 = 0;
 /// Room for what a program may add to a packet: an IPv6 and an ICMP header, and then some.
 const GROWTH: usize = 256;
 /// Sizes of the maps: enough for any table of a test, quick to make.
