@@ -77,6 +77,8 @@ pub const FRAGMENT_TIMEOUT_S: u32 = 30;
 
 /// A half-open TCP flow that nobody answered is forgotten after this many seconds without a packet.
 pub const TCP_HALF_OPEN_TIMEOUT_S: u32 = 60;
+/// So long an answered second handshake keeps its place from other SYNs of its client: a lost acknowledgement comes again.
+pub const SECOND_HANDSHAKE_S: u32 = 3;
 /// An open TCP flow is forgotten after this many seconds without a packet, while its table is more than half full (two hours and a bit outlast the
 /// default keepalive of Linux, 7200 s + 9 × 75 s).
 pub const TCP_OPEN_TIMEOUT_S: u32 = 8_100;

@@ -227,6 +227,9 @@ outcomes! {
     /// First packet of a flow, while connections are given to another proxy: left to that one.
     PassedHandOver = 57, "passed_hand_over", sees "a connection by the other proxy",
         remedy "Normal while `ballast cleanup --hand-over` works.";
+    /// SYN with another initial sequence number on the tuple of a connection or handshake: a second handshake begins beside it.
+    SecondHandshake = 58, "second_handshake", sees "a working connection",
+        remedy "A few are clients that have restarted. Many: somebody forges SYNs, or a backend does not answer.";
 }
 
 impl Outcome {

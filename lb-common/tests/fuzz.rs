@@ -15,7 +15,7 @@ use lb_common::outcome::Outcome;
 use proptest::prelude::*;
 
 /// What the scripts of the corpus come to.
-const DECIDED: [Outcome; 37] = [
+const DECIDED: [Outcome; 38] = [
     Outcome::Passed,
     Outcome::Selected,
     Outcome::Forwarded,
@@ -53,6 +53,7 @@ const DECIDED: [Outcome; 37] = [
     Outcome::Adopted,
     Outcome::HeldForHandOver,
     Outcome::PassedHandOver,
+    Outcome::SecondHandshake,
 ];
 
 /// Every file that the fuzzer kept for a target.

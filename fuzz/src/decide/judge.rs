@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use lb_common::abi::{
     Flow, FlowKey, HalfOpen, MOST_MOVES, ServiceKey, UDP, backend_flags, flow_flags, flow_state, frontend_kind,
-    half_open_flags, is_claim, network_flags, service_flags, tag,
+    half_open_flags, is_claim, is_second as is_second_key, network_flags, second, service_flags, tag,
 };
 use lb_common::decide::{Action, Hook, Packet, Tables as _, Verdict, Work, pair_key};
 use lb_common::outcome::Outcome;
@@ -131,6 +131,7 @@ const fn is_new(outcome: Outcome) -> bool {
             | O::Tunnelled
             | O::SelectedByTuple
             | O::Resumed
+            | O::SecondHandshake
     )
 }
 
@@ -257,6 +258,7 @@ fn entries<const N: usize>(scene: &Scene<N>) {
     for (key, flow) in &tables.flows {
         assert_eq!(flow.tag, tag(key));
         assert!((flow_state::HALF_OPEN..=flow_state::HELD).contains(&flow.state), "{flow:?}");
+        assert!(flow.second & !second::BESIDE == 0, "a second handshake among the established ones: {flow:?}");
         let other_key = pair_key(key, flow);
         let other = tables.flows.get(&other_key).filter(|other| pair_key(&other_key, other) == *key);
         if let Some(other) = other {
@@ -265,6 +267,9 @@ fn entries<const N: usize>(scene: &Scene<N>) {
     }
     for (key, entry) in &tables.half_open {
         assert_eq!(entry.flow.tag, tag(key));
+        let is_original = entry.flow.flags & flow_flags::REPLY == 0;
+        let is_second = entry.flow.second & second::OWN != 0;
+        assert_eq!(is_second && is_original, is_second_key(key), "a second handshake's: {key:?} {entry:?}");
         assert!(usize::from(entry.moves) <= MOST_MOVES, "{entry:?}");
         let has = |flag| entry.flags & flag != 0;
         let is_reply = entry.flow.flags & flow_flags::REPLY != 0;

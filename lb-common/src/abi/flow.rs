@@ -76,7 +76,9 @@ pub struct Flow<const N: usize> {
     pub fin: u8,
     /// TCP: [`fin::SENT`] of the opposite direction, whose packets alone write it.
     pub opposite_fin: u8,
-    pub pad: [u8; 2],
+    /// TCP, SCTP: a bit of [`second`].
+    pub second: u8,
+    pub pad: u8,
 }
 
 impl<const N: usize> Flow<N> {
@@ -96,6 +98,14 @@ pub mod fin {
     pub const CLAIMED: u8 = 4;
     /// What both directions have once the connection is over.
     pub const ALL: u8 = SENT | ACKED;
+}
+
+/// Bits of [`Flow::second`]: the client's tuple has a second handshake, beside its established connection or its handshake.
+pub mod second {
+    /// Original entry of an established connection: there is a second handshake. It may be over by now.
+    pub const BESIDE: u8 = 1;
+    /// Both entries of the second handshake.
+    pub const OWN: u8 = 2;
 }
 
 /// [`Flow::link`] in two parts: the index of the link, and whether the flow leads to another node.

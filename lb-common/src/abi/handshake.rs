@@ -1,6 +1,6 @@
 //! Flow entries of connections that are not established: those of handshakes, and those that nobody shows to be established.
 
-use super::flow::{Flow, FlowKey};
+use super::flow::{Flow, FlowKey, second};
 use super::sizes::sizes;
 
 /// Value of `half_open4` / `half_open6`, under the same keys as `flows4` / `flows6`: a flow that nobody has answered.
@@ -8,7 +8,8 @@ use super::sizes::sizes;
 /// A table apart from the answered flows, so that a flood of SYNs evicts none of those. Both entries move there with the client's own segment after
 /// the answer (UDP: with the answer). In a later state than [`flow_state::HALF_OPEN`](super::flow_state::HALF_OPEN) are an encapsulated connection,
 /// of which the node sees no answer, and one that has ended. Under a client's tuple whose flow is answered, it holds a SYN that asks for another
-/// connection. Under a [`claim_key`], it holds the original entry that the first answer of a retried connection has made.
+/// connection. Under a [`claim_key`], it holds the original entry that the first answer of a retried connection has made; under a [`second_key`], that
+/// of a second handshake.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HalfOpen<const N: usize> {
@@ -56,7 +57,20 @@ pub const fn claim_key<const N: usize>(key: &mut FlowKey<N>, isn: u32) {
 #[inline(always)]
 #[must_use]
 pub const fn is_claim<const N: usize>(key: &FlowKey<N>) -> bool {
-    key.pad[0] != 0
+    key.pad[0] & 1 != 0
+}
+
+/// Turns the key of an original entry into that of the second handshake on its tuple. No packet and no claim has such a key.
+#[inline(always)]
+pub const fn second_key<const N: usize>(key: &mut FlowKey<N>) {
+    key.pad = [second::OWN, 0, 0];
+}
+
+/// Whether this is the key of a second handshake.
+#[inline(always)]
+#[must_use]
+pub const fn is_second<const N: usize>(key: &FlowKey<N>) -> bool {
+    key.pad[0] == second::OWN
 }
 
 /// Bits of [`HalfOpen::flags`].

@@ -1,6 +1,6 @@
 //! The reply tuple of a new connection is allocated, and its entries are written.
 
-use super::commit::{claim, tuple as commit};
+use super::commit::{claim, second, tuple as commit};
 use super::connection::set_opposite_key;
 use super::flow_tables::{FlowTables, Reserved};
 use super::packet::{Hook, Now};
@@ -9,7 +9,7 @@ use super::tables::Tables;
 use super::verdict::Action;
 use super::work::{Work, allocation};
 use super::{connect_time, fast_path, nat, outlier, schedule};
-use crate::abi::{SCTP, TCP, flow_flags};
+use crate::abi::{SCTP, TCP, flow_flags, second as second_bits, second_key};
 use crate::limits::{ADDRESS_ATTEMPTS, PORT_ATTEMPTS, SOCKET_ATTEMPTS};
 use crate::outcome::Outcome;
 use crate::words;
@@ -38,6 +38,9 @@ pub fn allocate<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
     }
     if retries {
         claim::settle(tables, work, now);
+    }
+    if work.allocation & allocation::SECOND != 0 {
+        second::mark(tables, work, second_bits::BESIDE);
     }
     let (outcome, route) = if work.allocation & allocation::DIRECT != 0 {
         (Outcome::DirectTranslated, false)
@@ -71,7 +74,7 @@ fn begun<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, retri
         work.beginning
     } else if work.allocation & allocation::SNAT != 0 {
         Outcome::Masqueraded
-    } else if keeps_port {
+    } else if keeps_port || work.allocation & allocation::SECOND != 0 {
         work.beginning
     } else {
         Outcome::PortTranslated
@@ -85,6 +88,9 @@ fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
     let Work { packet, connection, allocation, .. } = &mut *work;
     let flow = &connection.original.flow;
     words::copy(&packet.key, &mut connection.original_key);
+    if *allocation & allocation::SECOND != 0 {
+        second_key(&mut connection.original_key);
+    }
     set_opposite_key(&packet.key, flow, &mut connection.reply_key);
     // Only the client's own link names its namespace, and only TCP has sockets that the kernel can be asked for.
     let asks_sockets =

@@ -2,7 +2,7 @@
 
 use super::closing;
 use super::packet::{Now, Packet};
-use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags, flow_link, flow_state, half_open_flags, tag};
+use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags, flow_link, flow_state, half_open_flags, second, tag};
 use crate::words;
 
 /// The direction of a packet, as in conntrack.
@@ -77,13 +77,17 @@ impl<const N: usize> Connection<N> {
     /// Sets both keys: that of the packet, and the opposite one that the packet's entry leads to.
     #[inline(always)]
     pub(super) fn set_keys(&mut self, key: &FlowKey<N>) {
-        if self.is_reply() {
+        let own = if self.is_reply() {
             words::copy(key, &mut self.reply_key);
             set_opposite_key(key, &self.reply.flow, &mut self.original_key);
+            self.reply.flow.second
         } else {
             words::copy(key, &mut self.original_key);
             set_opposite_key(key, &self.original.flow, &mut self.reply_key);
-        }
+            self.original.flow.second
+        };
+        // A second handshake has its original entry under a key of its own.
+        self.original_key.pad = [own & second::OWN, 0, 0];
     }
 
     #[inline(always)]
@@ -123,6 +127,7 @@ impl<const N: usize> Connection<N> {
         set_opposite(&self.original_key, &self.original.flow, &self.reply_key, link, &mut self.reply.flow);
         let kept =
             half_open_flags::ANSWERED | half_open_flags::RESUMED | half_open_flags::MOVES | half_open_flags::AFFINITY;
+        self.reply.flow.second = self.original.flow.second;
         self.reply.flags = self.original.flags & kept;
         self.reply.answers = self.original.answers;
     }
@@ -215,6 +220,7 @@ pub(super) fn set_opposite<const N: usize>(
     into.flags = flow.flags ^ flow_flags::REPLY;
     into.link = link;
     into.own_link = flow_link::index(flow.link);
+    into.second = 0;
 }
 
 /// Whether two keys are the same: compared by words, where the compiler would go byte by byte.

@@ -6,9 +6,11 @@ use super::collision;
 use super::commit::established as commit;
 use super::fast_path;
 use super::flow_tables::FlowTables;
+use super::forward::{forwarded, is_routed};
 use super::lifetime::{Standing, expired, is_over};
 use super::maps::FlowRef;
 use super::packet::{Hook, Now, Packet};
+use super::second;
 use super::step::Step;
 use super::tables::Tables;
 use super::transition::{EstablishedOriginal, EstablishedReply, EstablishedSyn};
@@ -85,7 +87,7 @@ fn original<const N: usize, T: FlowTables<N>, const DRAINS: bool>(
     if !collision::translates(tables, packet, hook, flow.flags) {
         return Step::Decided;
     }
-    if packet.opens() {
+    if packet.opens() || (!DRAINS && flow.second != 0) {
         return Step::Syn;
     }
     let now = Now::from_ns(tables.now_ns());
@@ -163,7 +165,7 @@ fn of_original<const N: usize, T: Tables<N>, const DRAINS: bool>(
     let takes = if DRAINS { backend.takes(packet.key.protocol, flow) } else { backend.lasts };
     let keeps = takes && flow.state != flow_state::EVICTED;
     match packet.is_udp() {
-        false if keeps && DRAINS && closing::asks(packet, flow) => EstablishedOriginal::Drain,
+        false if keeps && DRAINS && backend.drain_ds != 0 && closing::asks(packet, flow) => EstablishedOriginal::Drain,
         false if keeps => EstablishedOriginal::Forward,
         false => EstablishedOriginal::Evict,
         true if !keeps || backend.moves => EstablishedOriginal::Move,
@@ -201,28 +203,29 @@ fn of_reply<const N: usize, T: Tables<N>, const DRAINS: bool>(
     if !takes || flow.state == flow_state::EVICTED { EstablishedReply::Evict } else { EstablishedReply::Reply }
 }
 
-/// What a packet of the original direction counts as.
-#[inline(always)]
-pub(super) const fn forwarded<const N: usize>(flow: &Flow<N>) -> Outcome {
-    if flow.backend == 0 { Outcome::DirectTranslated } else { Outcome::Forwarded }
-}
-
-/// Whether a packet of the original direction is routed from this hook. A direct connection's was routed to where it goes.
-#[inline(always)]
-pub(super) const fn is_routed<const N: usize>(flow: &Flow<N>, hook: Hook) -> bool {
-    hook.has(Hook::ROUTED) && flow.backend != 0
-}
-
-/// A SYN of the client on the tuple of an established connection. It goes to the backend, which answers with a challenge ACK
-/// (RFC 5961, section 4).
+/// A SYN of the client on the tuple of an established connection: it goes to the backend, which answers with a challenge ACK (RFC 5961, section 4).
+/// Or any segment, while a second handshake stands beside the connection.
 #[inline(always)]
 fn syn<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook) -> Step {
-    work.connection.set_keys(&work.packet.key);
     let now = Now::from_ns(tables.now_ns());
+    if !work.packet.opens() {
+        return second::segment(tables, work, hook, now);
+    }
+    work.connection.set_keys(&work.packet.key);
     match of_syn(tables, &work.packet, &work.connection.original.flow, now) {
-        EstablishedSyn::Reopen if commit::reopen(tables, work, now) => {}
+        EstablishedSyn::Reopen => {
+            let is_silent = !commit::reopen(tables, work, now);
+            let flow = &work.connection.original.flow;
+            if flow.backend != 0 && (is_silent || flow.second != 0) {
+                return second::syn(tables, work, hook, now, is_silent);
+            }
+            // A direct connection: only the client itself begins it anew.
+            if is_silent && tables.comes_by_its_link(&work.packet) {
+                return Step::Reselect;
+            }
+        }
         EstablishedSyn::Forward => {}
-        EstablishedSyn::Reopen | EstablishedSyn::New => return Step::Reselect,
+        EstablishedSyn::New => return Step::Reselect,
     }
     let flow = &work.connection.original.flow;
     work.verdict.translate(Action::ToBackend, flow, forwarded(flow), is_routed(flow, hook));

@@ -19,13 +19,15 @@ pub(super) fn original<const N: usize, T: Tables<N>>(
     now: Now,
 ) -> HandshakeOriginal {
     let flow = &entry.flow;
-    let is_other = packet.opens() && flow.isn != packet.seq;
-    if is_other || entry.flags & half_open_flags::SECOND != 0 || expired(tables, packet.key.protocol, flow, now) {
+    if entry.flags & half_open_flags::SECOND != 0 || expired(tables, packet.key.protocol, flow, now) {
         return HandshakeOriginal::New;
     }
     let backend = Standing::of(tables, flow, now);
     if !backend.keeps || (packet.is_udp() && backend.moves) {
         return if packet.is_udp() { HandshakeOriginal::Move } else { HandshakeOriginal::New };
+    }
+    if packet.opens() && flow.isn != packet.seq {
+        return HandshakeOriginal::Other;
     }
     // No stack sends a SYN again within the second (RFC 6298, section 2): the network has doubled it.
     if packet.opens() && flow.seen_s != now.s {
@@ -41,7 +43,7 @@ pub(super) fn original<const N: usize, T: Tables<N>>(
 
 /// Whether the client wants no connection of what was answered: its RST has the number that the answer acknowledged.
 #[inline(always)]
-fn is_reset<const N: usize>(packet: &Packet<N>, entry: &HalfOpen<N>) -> bool {
+pub(super) fn is_reset<const N: usize>(packet: &Packet<N>, entry: &HalfOpen<N>) -> bool {
     if !packet.resets() || entry.flags & half_open_flags::ANSWERED == 0 {
         return false;
     }
@@ -118,7 +120,9 @@ pub(super) fn reply<const N: usize, T: Tables<N>>(
     match accepts {
         false if entry.flow.backend == 0 => HandshakeReply::Abort,
         false => HandshakeReply::Retry,
-        true if entry.flow.backend == 0 || took_data(packet, entry) => HandshakeReply::Establish,
+        true if entry.flow.backend == 0 || (took_data(packet, entry) && entry.flow.second == 0) => {
+            HandshakeReply::Establish
+        }
         true => HandshakeReply::Accept,
     }
 }

@@ -2,8 +2,8 @@
 
 use super::commit::{claim, handshake as commit};
 use super::connection::leads_to;
-use super::established::{forwarded, is_routed};
 use super::flow_tables::{Accepted, Established, FlowTables};
+use super::forward::{forward, forwarded, is_routed};
 use super::lifetime::Standing;
 use super::packet::{Hook, Now};
 use super::step::Step;
@@ -11,8 +11,8 @@ use super::tables::Tables;
 use super::transition::{HandshakeOriginal, HandshakeReply};
 use super::verdict::Action;
 use super::work::{Work, allocation};
-use super::{affinity, collision, connect_time, dsr, fast_path, handshake, outlier, retained, select, share};
-use crate::abi::{TCP, flow_flags, flow_state, half_open_flags};
+use super::{affinity, collision, connect_time, dsr, fast_path, handshake, outlier, retained, second, select, share};
+use crate::abi::{Flow, TCP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
 
 /// The step for a packet of no established connection that may be of a handshake.
@@ -24,7 +24,7 @@ use crate::outcome::Outcome;
 #[inline(always)]
 pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     let new = if hook.has(Hook::REQUESTS) { Step::Select } else { Step::Decided };
-    let Work { packet, connection, stored, verdict, .. } = &mut *work;
+    let Work { packet, connection, stored, .. } = &mut *work;
     if !tables.half_open(&packet.key, stored) {
         return new;
     }
@@ -57,37 +57,37 @@ pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
             commit::remove(tables, work);
             if transition == HandshakeOriginal::Move {
                 work.beginning = Outcome::Moved;
+            } else if second::follows(tables, work, now) {
+                forward(tables, work, hook, now);
+                return Step::Decided;
             }
             return Step::Select;
         }
         HandshakeOriginal::Retry => return Step::Retry,
+        HandshakeOriginal::Other => return other(tables, work, hook, now),
+        HandshakeOriginal::Forward if second::aborts(tables, work, hook, now) => {}
         HandshakeOriginal::Abort => {
-            let flow = &connection.original.flow;
-            verdict.translate(Action::ToBackend, flow, forwarded(flow), is_routed(flow, hook));
+            let flow = &work.connection.original.flow;
+            work.verdict.translate(Action::ToBackend, flow, forwarded(flow), is_routed(flow, hook));
             commit::remove(tables, work);
+            second::follows(tables, work, now);
         }
         HandshakeOriginal::Forward => forward(tables, work, hook, now),
     }
     Step::Decided
 }
 
-/// The packet goes to the handshake's backend.
+/// A SYN of another handshake than the one in `work.connection`: it begins beside that one. Of an encapsulated handshake the backend's own node
+/// decides. That of a direct connection begins anew: it has come by its client's link.
 #[inline(always)]
-pub(super) fn forward<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) {
-    let Work { packet, connection, .. } = &mut *work;
-    let original = &mut connection.original;
-    let is_lost = original.flow.flags & flow_flags::REPLY_LOST != 0;
-    let counts = packet.opens() || (!packet.is_udp() && original.flags & half_open_flags::RESUMED != 0);
-    // Datagrams may be many: their time is written once a second. A RST of the client changes nothing.
-    if counts || (packet.is_udp() && (is_lost || original.flow.seen_s != now.s)) {
-        original.flow.seen_s = now.s;
-        original.flow.flags &= !flow_flags::REPLY_LOST;
-        let link = fast_path::opposite_link(&original.flow);
-        connection.derive_reply(link);
-        commit::refresh(tables, work, now);
-    }
+fn other<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Step {
     let flow = &work.connection.original.flow;
-    work.verdict.translate(Action::ToBackend, flow, forwarded(flow), is_routed(flow, hook));
+    if flow.port == 0 || (flow.backend == 0 && tables.comes_by_its_link(&work.packet)) {
+        commit::remove(tables, work);
+        return Step::Select;
+    }
+    let may_begin = flow.backend != 0;
+    second::syn(tables, work, hook, now, may_begin)
 }
 
 /// What comes back for a handshake.
@@ -109,7 +109,7 @@ fn answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
         HandshakeReply::Late => {
             verdict.late(packet, connection.reply.flow.backend);
             if packet.accepts() {
-                outlier::answered(tables, connection.reply.flow.backend, backend.generation, now);
+                learn(tables, &connection.reply.flow, backend.generation, now);
             }
             return Step::Decided;
         }
@@ -165,13 +165,11 @@ fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
     let accepted = tables.accept(work, now.s);
     let Work { packet, connection, verdict, .. } = &mut *work;
     let flow = &connection.reply.flow;
-    let backend = flow.backend;
     match accepted {
         Accepted::Late => {
-            verdict.late(packet, backend);
+            verdict.late(packet, flow.backend);
             commit::lose(tables, work);
             // It lives.
-            return outlier::answered(tables, backend, generation, now);
         }
         // The backend answers once more.
         Accepted::Full => return verdict.drop(Outcome::DroppedTableFull),
@@ -183,7 +181,15 @@ fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
         Accepted::First if connection.original.tried[0] != 0 => tables.note_tried(work, now.ds),
         Accepted::First | Accepted::Again => {}
     }
-    outlier::answered(tables, backend, generation, now);
+    learn(tables, &work.connection.reply.flow, generation, now);
+}
+
+/// A backend has answered. Of a second handshake nothing is learnt: anybody may have begun it.
+#[inline(always)]
+fn learn<const N: usize, T: FlowTables<N>>(tables: &mut T, reply: &Flow<N>, generation: u32, now: Now) {
+    if reply.second == 0 {
+        outlier::answered(tables, reply.backend, generation, now);
+    }
 }
 
 /// Establishes the connection: by the reply, or by the client's own segment.
@@ -230,10 +236,12 @@ pub fn complete<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
     if is_handshake && work.stored.moves != 0 && work.stored.flags & half_open_flags::ANSWERED == 0 {
         claim::read(tables, work);
     }
-    if !is_handshake && is_established(tables, work, hook, now) {
-        return Step::Decided;
-    }
-    if !is_handshake || !handshake::completes(tables, &work.packet, &work.stored, now) {
+    let is_first = is_handshake && handshake::completes(tables, &work.packet, &work.stored, now);
+    if !is_first && !second::completes(tables, work, now) {
+        // Also where another handshake of the client is left, beside which this one was established.
+        if is_established(tables, work, hook, now) {
+            return Step::Decided;
+        }
         if dsr::follow(tables, work, hook, now.ds) {
             return resume(tables, work, hook);
         }

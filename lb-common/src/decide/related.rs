@@ -2,7 +2,7 @@
 //! each other. They go the connection's way, or not at all, and change nothing of it.
 
 use super::collision;
-use super::established::is_routed;
+use super::forward::is_routed;
 use super::lifetime::{Standing, expired};
 use super::packet::{Hook, Now, Packet};
 use super::tables::Tables;

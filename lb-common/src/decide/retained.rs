@@ -3,9 +3,9 @@
 
 use super::collision;
 use super::commit::handshake as commit;
-use super::established::{forwarded, is_routed};
 use super::fast_path;
 use super::flow_tables::FlowTables;
+use super::forward::{forwarded, is_routed};
 use super::lifetime::{Standing, expired};
 use super::packet::{Hook, Now};
 use super::step::Step;

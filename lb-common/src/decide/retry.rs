@@ -11,7 +11,7 @@ use super::search::{another, other_than};
 use super::step::Step;
 use super::tables::Tables;
 use super::work::{Work, allocation};
-use super::{nat, open, outlier};
+use super::{forward, nat, outlier};
 use crate::abi::{HalfOpen, MOST_MOVES, REFUSED_BY_LATEST, half_open_flags, service_flags};
 use crate::outcome::Outcome;
 
@@ -31,7 +31,7 @@ pub fn retry<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N
         leave(work, hook, now);
         return Step::Allocate;
     } else {
-        open::forward(tables, work, hook, now);
+        forward::forward(tables, work, hook, now);
     }
     Step::Decided
 }

@@ -12,7 +12,7 @@ use super::tables::Tables;
 use super::verdict::Action;
 use super::work::{Work, allocation};
 use super::{dsr, limit, nat, outlier, share, vip};
-use crate::abi::{FlowKey, Service, UDP, flow_flags, half_open_flags, service_flags};
+use crate::abi::{FlowKey, Service, UDP, flow_flags, half_open_flags, second, service_flags};
 use crate::limits::SERVICE_LOOKUPS;
 use crate::outcome::Outcome;
 
@@ -63,6 +63,8 @@ fn pick_for_packet<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work
         (Wish::NONE, 0)
     } else if work.beginning == Outcome::Moved {
         (Wish::AGAIN, tables.now_ns())
+    } else if work.beginning == Outcome::SecondHandshake {
+        (Wish::SAFE, tables.now_ns())
     } else {
         (Wish::PROBE, tables.now_ns())
     };
@@ -185,7 +187,16 @@ pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
     }
     nat::aim(work, hook);
     work.allocation = allocation::KEEP_PORT;
-    if hook.has(Hook::FROM_OUTSIDE) && !is_udp && tables.is_flood() {
+    if work.beginning == Outcome::SecondHandshake {
+        if hook.has(Hook::FROM_OUTSIDE) && dsr::is_meant(work) {
+            // The answers would not pass here.
+            work.verdict.drop(Outcome::DroppedNoPort);
+            return Step::Decided;
+        }
+        work.connection.original.flow.second = second::OWN;
+        work.connection.original.flags &= !half_open_flags::MOVES;
+        work.allocation = allocation::SECOND;
+    } else if hook.has(Hook::FROM_OUTSIDE) && !is_udp && tables.is_flood() {
         work.allocation |= allocation::BY_TUPLE;
         work.beginning = Outcome::SelectedByTuple;
     }

@@ -57,6 +57,8 @@ pub(super) enum HandshakeOriginal {
     Abort,
     /// Nobody answers: another backend may take the connection.
     Retry,
+    /// A SYN of another handshake, while this one goes on.
+    Other,
 }
 
 /// A handshake: what comes back.

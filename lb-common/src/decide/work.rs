@@ -49,6 +49,8 @@ pub(super) mod allocation {
     pub(in super::super) const BY_TUPLE: u32 = 16;
     /// Few tuples are free: that of a connection that has ended lately will do.
     pub(in super::super) const TAKE_RESTING: u32 = 32;
+    /// A second handshake: no tuple of its own client's connection will do.
+    pub(in super::super) const SECOND: u32 = 64;
 }
 
 impl<const N: usize> Work<N> {

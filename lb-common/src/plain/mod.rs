@@ -1,6 +1,7 @@
 //! The decision's tables as plain hash maps, for tests and fuzzers: the third home of the same code.
 
 mod ask;
+mod network;
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -148,12 +149,6 @@ impl Default for Memory<4> {
     }
 }
 
-/// Whether the network of so many bits holds the address.
-fn holds<const N: usize>(network: &[u8; N], bits: u32, address: &[u8; N]) -> bool {
-    let bit = |address: &[u8; N], at: u32| address[at as usize / 8] >> (7 - at % 8) & 1;
-    (0..bits).all(|at| bit(network, at) == bit(address, at))
-}
-
 impl<const N: usize> Memory<N> {
     /// The map, by what it holds: flows of UDP are among the others.
     fn map<M: Map>(&mut self) -> &mut HashMap<M::Key, M::Value> {
@@ -256,7 +251,7 @@ impl<const N: usize> Tables<N> for Memory<N> {
     }
 
     fn admitted(&mut self, service: u32, address: &[u8; N]) -> bool {
-        self.sources.iter().any(|(id, range, bits)| *id == service && holds(range, *bits, address))
+        self.sources.iter().any(|(id, range, bits)| *id == service && network::holds(range, *bits, address))
     }
 
     /// The most that the table of the programs may say: every address that is not known is ruled out.
@@ -269,9 +264,9 @@ impl<const N: usize> Tables<N> for Memory<N> {
 
     /// The most that the cover may rule out: whatever is in no CIDR.
     fn may_be_in_service_cidr(&mut self, address: &[u8; N]) -> bool {
-        self.networks
-            .iter()
-            .any(|(network, bits, flags)| flags & network_flags::SERVICES != 0 && holds(network, *bits, address))
+        self.networks.iter().any(|(network, bits, flags)| {
+            flags & network_flags::SERVICES != 0 && network::holds(network, *bits, address)
+        })
     }
 
     fn half_open(&mut self, key: &FlowKey<N>, into: &mut HalfOpen<N>) -> bool {
@@ -359,7 +354,7 @@ impl<const N: usize> Tables<N> for Memory<N> {
     }
 
     fn network(&mut self, address: &[u8; N]) -> u32 {
-        let found = self.networks.iter().filter(|(network, bits, _)| holds(network, *bits, address));
+        let found = self.networks.iter().filter(|(network, bits, _)| network::holds(network, *bits, address));
         found.max_by_key(|(_, bits, _)| *bits).map_or(0, |(.., flags)| *flags)
     }
 

@@ -30,6 +30,7 @@ mod rare;
 mod rate;
 mod retries;
 mod schedulers;
+mod second_handshakes;
 mod service_cidrs;
 mod shares;
 mod tunnel;

@@ -180,7 +180,7 @@ fn another_attempt_on_the_same_tuple_is_not_bound_by_the_claim_before() {
     };
     let first = syn(&mut tables);
     let second = syn(&mut tables);
-    assert_eq!((first.outcome, second.outcome), (Outcome::Selected, Outcome::Retried));
+    assert_eq!((first.outcome, second.outcome), (Outcome::SecondHandshake, Outcome::SecondHandshake));
     let key = answers(asks(TCP, PORT), &second);
     let told = tables.ask_numbered(key, SYN | ACK, 900, ISN + 70_001, Hook::POD_OUT);
     assert_eq!(told.outcome, Outcome::Replied);

@@ -49,6 +49,7 @@ pub fn sentence(
         | Outcome::Moved
         | Outcome::DirectTranslated
         | Outcome::PortTranslated
+        | Outcome::SecondHandshake
         | Outcome::AmbiguousUdp
         | Outcome::DroppedTableFull
         | Outcome::DroppedMalformed

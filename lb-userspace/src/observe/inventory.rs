@@ -229,8 +229,10 @@ fn half_open<'a, const N: usize>(
     timeouts: &Timeouts,
     now: Monotonic,
 ) -> impl Iterator<Item = (&'a abi::FlowKey<N>, &'a abi::HalfOpen<N>)> {
-    // A second SYN under the tuple of an answered flow is no connection yet, and a claim is none beside its own.
-    let is_own = |key, entry: &abi::HalfOpen<N>| !abi::is_claim(key) && entry.flags & half_open_flags::SECOND == 0;
+    // A second SYN under the tuple of an answered flow is no connection yet. Nor is a second handshake, and a claim is none beside its own.
+    let is_own = |key, entry: &abi::HalfOpen<N>| {
+        !abi::is_claim(key) && !abi::is_second(key) && entry.flags & half_open_flags::SECOND == 0
+    };
     let first = family.half_open.iter().filter(move |(key, entry)| is_own(key, entry));
     first.map(|(key, entry)| (key, entry)).filter(move |(key, entry)| is_living(key, &entry.flow, timeouts, now))
 }

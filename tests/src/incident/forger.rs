@@ -32,6 +32,36 @@ impl Forger {
     }
 }
 
+/// Why a forged packet does not arrive at the end that would answer it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    None,
+    /// The transport checksum is wrong.
+    Checksum,
+    /// It has one hop, or two, to go.
+    OneHop,
+    TwoHops,
+}
+
+impl Flaw {
+    pub const ALL: [Self; 4] = [Self::Checksum, Self::None, Self::OneHop, Self::TwoHops];
+
+    /// The packet of TCP or UDP with this flaw. The kernel sets the checksum of an IPv4 header.
+    #[must_use]
+    pub fn put(self, mut packet: Vec<u8>, is_udp: bool) -> Vec<u8> {
+        let is_v6 = packet[0] >> 4 == 6;
+        let checksum = HEADERS[usize::from(is_v6)] + if is_udp { 6 } else { 16 };
+        match self {
+            Self::None => {}
+            Self::Checksum => packet[checksum..checksum + 2].iter_mut().for_each(|byte| *byte ^= 0x55),
+            Self::OneHop | Self::TwoHops => {
+                packet[if is_v6 { 7 } else { 8 }] = if self == Self::OneHop { 1 } else { 2 }
+            }
+        }
+        packet
+    }
+}
+
 /// A datagram.
 pub fn datagram(from: SocketAddr, to: SocketAddr, data: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();

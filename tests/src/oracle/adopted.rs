@@ -65,6 +65,7 @@ impl Adopted {
             ack: 0,
             fin,
             opposite_fin,
+            second: 0,
         };
         let (own, other) = (bit(self.client_ended), bit(self.answerer_ended));
         let asks = self.asked_s.map(|seen_s| {
@@ -150,7 +151,7 @@ fn end(random: &mut Random, programs: &mut LoadedPrograms, model: &mut Model, at
         return write(programs, it);
     }
     for (tuple, _) in model.adopted.remove(at).entries() {
-        super::ageing::remove(programs, tuple, false)?;
+        super::ageing::remove(programs, tuple, false, false)?;
     }
     Ok(())
 }

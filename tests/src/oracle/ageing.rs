@@ -1,7 +1,7 @@
 //! Ages the entries of the programs and of the model, or removes one as a full table does.
 
 use anyhow::Result;
-use lb_common::abi::{Affinity, Flow, FlowKey, HalfOpen, is_claim};
+use lb_common::abi::{Affinity, Flow, FlowKey, HalfOpen, is_claim, second};
 
 use super::connection::Claim;
 use super::entries::Tuple;
@@ -94,8 +94,14 @@ pub fn age(programs: &mut LoadedPrograms, model: &mut Model, seconds: u32) -> Re
 }
 
 /// Removes one entry, as the table does that makes room.
-pub fn remove(programs: &mut LoadedPrograms, (protocol, src, dst): Tuple, half_open: bool) -> Result<()> {
-    let (src_port, dst_port, pad) = (src.port(), dst.port(), [0; 3]);
+/// `is_beside`: a client's, of a second handshake.
+pub fn remove(
+    programs: &mut LoadedPrograms,
+    (protocol, src, dst): Tuple,
+    half_open: bool,
+    is_beside: bool,
+) -> Result<()> {
+    let (src_port, dst_port, pad) = (src.port(), dst.port(), [if is_beside { second::OWN } else { 0 }, 0, 0]);
     let (src, dst) = (src.ip(), dst.ip());
     if src.is_ipv4() {
         let key = FlowKey { src: src.bytes(), dst: dst.bytes(), src_port, dst_port, protocol, pad };

@@ -21,6 +21,7 @@ pub fn close(model: &mut Model, at: usize, last: Half) {
     model.seconds.retain(|second| (second.client, second.target) != (client, target));
     let connection = &mut model.connections[at];
     connection.opening = Some(Opening::default());
+    connection.has_beside = false;
     (connection.forward, connection.reply) = (Some(last), (!is_claimed).then_some(last));
     model.tidy();
 }

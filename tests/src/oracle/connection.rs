@@ -36,6 +36,10 @@ pub struct Connection {
     pub since_s: u32,
     /// What is remembered until the client shows that it has an answer, and again once it has ended: then nothing but that it is there.
     pub opening: Option<Opening>,
+    /// It was begun beside another connection of its client, which goes on until this one is established.
+    pub is_beside: bool,
+    /// Established: another one was begun beside it.
+    pub has_beside: bool,
     pub forward: Option<Half>,
     pub reply: Option<Half>,
 }
@@ -166,7 +170,16 @@ pub enum State {
 impl Connection {
     /// Whether this packet is the client's.
     pub fn asks(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
-        self.protocol == protocol && self.forward.is_some() && self.client == src && self.target == dst
+        !self.is_beside
+            && self.protocol == protocol
+            && self.forward.is_some()
+            && self.client == src
+            && self.target == dst
+    }
+
+    /// Whether this packet of the client is of what was begun beside its connection.
+    pub fn asks_beside(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
+        Self { is_beside: !self.is_beside, ..self.clone() }.asks(protocol, src, dst)
     }
 
     /// Whether this packet is the answerer's.

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use anyhow::{Result, ensure};
 use lb_common::abi::{
     self, Flow, FlowKey, HalfOpen, MOST_MOVES, REFUSED_BY_LATEST, fin, flow_flags, flow_state, half_open_flags,
-    is_claim,
+    is_claim, is_second, second,
 };
 
 use super::adopted::Adopted;
@@ -34,6 +34,7 @@ pub struct Entry {
     pub ack: u32,
     pub fin: u8,
     pub opposite_fin: u8,
+    pub second: u8,
 }
 
 /// A half-open entry likewise.
@@ -60,6 +61,8 @@ pub struct Entries {
     pub half_open: BTreeMap<Tuple, HalfEntry>,
     /// With the number that tells the client's attempts apart.
     pub claims: BTreeMap<(Tuple, u32), HalfEntry>,
+    /// Of the clients of second handshakes.
+    pub beside: BTreeMap<Tuple, HalfEntry>,
 }
 
 /// Holds what the maps hold against what the model demands.
@@ -68,6 +71,7 @@ pub fn compare(programs: &LoadedPrograms, model: &Model) -> Result<()> {
     same("flow", &demanded.flows, &held.flows)?;
     same("half-open flow", &demanded.half_open, &held.half_open)?;
     same("claim", &demanded.claims, &held.claims)?;
+    same("second handshake", &demanded.beside, &held.beside)?;
     for &id in model.backends.keys() {
         let v6 = model.backends[&id].address.is_ipv6();
         let held = if v6 { programs.state6.health.get(&id, 0)? } else { programs.state4.health.get(&id, 0)? };
@@ -135,7 +139,8 @@ fn demanded(model: &Model) -> Entries {
             lost: opening.lost,
             claimed: false,
         });
-        entries.half_open.extend(forward.map(|entry| (asks, entry)));
+        let clients = if connection.is_beside { &mut entries.beside } else { &mut entries.half_open };
+        clients.extend(forward.map(|entry| (asks, entry)));
         entries.half_open.extend(reply.map(|entry| (answers, entry)));
     }
     entries.flows.extend(model.adopted.iter().flat_map(Adopted::entries));
@@ -194,6 +199,8 @@ fn entry(connection: &Connection, half: Half, address: SocketAddr, client: Socke
             | bit(half.said.heard_last, fin::ACKED)
             | bit(half.said.claimed, fin::CLAIMED),
         opposite_fin: bit(half.other_last, fin::SENT),
+        second: bit(connection.is_beside, second::OWN)
+            | bit(connection.has_beside && flags & flow_flags::REPLY == 0, second::BESIDE),
     }
 }
 
@@ -219,22 +226,29 @@ impl Entries {
             let [first, second, third] = key.pad;
             let attempt = u32::from_le_bytes([first, second, third, 0]);
             self.claims.insert((tuple(key), attempt), read_half(half));
+        } else if is_second(key) {
+            self.beside.insert(tuple(key), read_half(half));
         } else {
             self.half_open.insert(tuple(key), read_half(half));
         }
     }
 }
 
-/// The ends that the tables say a packet of this client gets: source and destination. `None`: nobody has answered it, and no entry says.
-pub fn sent(programs: &LoadedPrograms, (protocol, src, dst): Tuple) -> Option<(SocketAddr, SocketAddr)> {
-    let (src_port, dst_port, pad) = (src.port(), dst.port(), [0; 3]);
-    let entry = if src.is_ipv4() {
-        let key = FlowKey { src: src.ip().bytes(), dst: dst.ip().bytes(), src_port, dst_port, protocol, pad };
-        programs.state4.half_open.get(&key, 0).ok().map(|half| read(&half.flow))
-    } else {
-        let key = FlowKey { src: src.ip().bytes(), dst: dst.ip().bytes(), src_port, dst_port, protocol, pad };
-        programs.state6.half_open.get(&key, 0).ok().map(|half| read(&half.flow))
+/// The ends that the tables say a packet of this client gets: source and destination. `None`: nobody has answered it, and no entry says. `isn`: that
+/// of its SYN.
+pub fn sent(programs: &LoadedPrograms, (protocol, src, dst): Tuple, isn: u32) -> Option<(SocketAddr, SocketAddr)> {
+    let (src_port, dst_port) = (src.port(), dst.port());
+    let entry = |pad: [u8; 3]| {
+        if src.is_ipv4() {
+            let key = FlowKey { src: src.ip().bytes(), dst: dst.ip().bytes(), src_port, dst_port, protocol, pad };
+            programs.state4.half_open.get(&key, 0).ok().map(|half| read(&half.flow))
+        } else {
+            let key = FlowKey { src: src.ip().bytes(), dst: dst.ip().bytes(), src_port, dst_port, protocol, pad };
+            programs.state6.half_open.get(&key, 0).ok().map(|half| read(&half.flow))
+        }
     };
+    let beside = entry([second::OWN, 0, 0]).filter(|entry| entry.isn == isn);
+    let entry = beside.or_else(|| entry([0; 3]));
     entry.filter(|entry| entry.flags & flow_flags::REPLY == 0).map(|entry| (entry.client, entry.address))
 }
 
@@ -264,6 +278,7 @@ where
         ack: flow.ack,
         fin: flow.fin,
         opposite_fin: flow.opposite_fin,
+        second: flow.second,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use lb_common::outcome::Outcome;
 
+use super::beside;
 use super::closed::close;
 use super::connection::{Half, Said, Second, State};
 use super::model::{Drain, Model};
@@ -18,6 +19,12 @@ pub fn ask(model: &mut Model, asked: Asked, at: usize) -> ConnectionOutcome {
     if asked.opens() {
         return ask_to_open(model, asked, at);
     }
+    if connection.has_beside
+        && let Some(outcome) = beside::ask(model, asked, at)
+    {
+        return outcome;
+    }
+    let connection = &model.connections[at];
     let silent = connection.is_silent(half, model.now_s);
     let outcome = if let Some((id, generation)) = connection.backend {
         let backend = &model.backends[&id];
@@ -60,8 +67,15 @@ fn ask_to_open(model: &mut Model, asked: Asked, at: usize) -> ConnectionOutcome 
             return ConnectionOutcome::Anew(Outcome::Selected);
         }
     }
-    if other && !second(model, asked, at) {
-        return ConnectionOutcome::Anew(Outcome::Selected);
+    if other {
+        let is_silent = !second(model, asked, at);
+        let connection = &model.connections[at];
+        if connection.backend.is_some() && (is_silent || connection.has_beside) {
+            return beside::ask_to_open(model, asked, at, is_silent);
+        }
+        if is_silent && model.routes().leads_to_pod(asked.src.ip()) {
+            return ConnectionOutcome::Anew(Outcome::Selected);
+        }
     }
     let connection = &model.connections[at];
     let outcome = if connection.backend.is_none() { Outcome::DirectTranslated } else { Outcome::Forwarded };

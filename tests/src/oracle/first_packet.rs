@@ -75,16 +75,24 @@ pub fn open(model: &mut Model, asked: Asked, why: Outcome, hint: Hint) -> Result
         anyhow::bail!("sent to {}, which is no usable backend of service {id}: {usable:?}", hint.dst);
     };
     let notes = doubt(model, asked, hint, members, &[chosen])?;
-    let connection = connection(model, asked, &service, client, chosen)?;
-    let Some(made) = settle(model, connection, false, hint)? else {
+    let is_beside = why == Outcome::SecondHandshake;
+    let mut connection = connection(model, asked, &service, client, chosen)?;
+    if is_beside {
+        connection.is_beside = true;
+        connection.opening = Some(Opening { segments: 1, ..Opening::default() });
+    }
+    let Some(made) = settle(model, connection, is_beside, hint)? else {
         return Ok(Some(Expected { notes, backend: chosen, ..drop(Outcome::DroppedNoPort) }));
     };
-    let probed = begin(model, chosen, asked, &usable)?;
+    if is_beside && let Some(at) = model.asked(asked.protocol, asked.src, asked.dst) {
+        model.connections[at].has_beside = true;
+    }
+    let probed = begin(model, chosen, asked, &usable, !is_beside)?;
     let outcome = match (made.behind_node, made.seen_client.port() == asked.src.port()) {
         _ if probed => Outcome::Probed,
         (true, _) => Outcome::Masqueraded,
-        (false, false) => Outcome::PortTranslated,
-        (false, true) => why,
+        (false, false) if !is_beside => Outcome::PortTranslated,
+        (false, _) => why,
     };
     Ok(Some(Expected { notes, ..asked.to_answerer(&made, outcome, id) }))
 }
@@ -117,6 +125,8 @@ fn connection(model: &Model, asked: Asked, service: &Service, client: Client, ch
         isn: asked.isn(),
         since_s: model.now_s,
         opening: Some(Opening { moves, reply_moves: moves, segments: 1, ..Opening::default() }),
+        is_beside: false,
+        has_beside: false,
         forward: None,
         reply: None,
     })
@@ -161,17 +171,22 @@ pub fn settle(model: &mut Model, mut connection: Connection, taken: bool, hint: 
     // The connection that had the reply tuple is over, or this client's attempt before: an answered one is forgotten whole.
     if let Some(at) = model.answered(protocol, answerer, seen_client) {
         let own = model.connections[at].client == client && model.connections[at].target == target;
-        if own { model.connections[at].reply = None } else { _ = model.connections.remove(at) }
+        if own && !connection.is_beside { model.connections[at].reply = None } else { _ = model.connections.remove(at) }
     }
     if let Some(at) = model.answering(protocol, answerer, seen_client) {
         let own = model.connections[at].client == client && model.connections[at].target == target;
-        if own { model.connections[at].reply = None } else { _ = model.connections.remove(at) }
+        if own && !connection.is_beside { model.connections[at].reply = None } else { _ = model.connections.remove(at) }
     }
     // Whatever nobody has answered under the client's tuple is replaced.
-    if let Some(at) = model.asking(protocol, client, target) {
+    let before = if connection.is_beside {
+        model.connections.iter().position(|it| it.asks_beside(protocol, client, target))
+    } else {
+        model.asking(protocol, client, target)
+    };
+    if let Some(at) = before {
         model.connections[at].forward = None;
     }
-    if protocol == Protocol::Tcp {
+    if protocol == Protocol::Tcp && !connection.is_beside {
         model.seconds.retain(|second| (second.client, second.target) != (client, target));
     }
     model.tidy();
@@ -208,7 +223,7 @@ fn is_free(model: &Model, connection: &Connection, resting: bool) -> bool {
     let (protocol, answerer, seen_client) = (connection.protocol, connection.answerer, connection.seen_client);
     let yields = |at: usize| {
         let holder = &model.connections[at];
-        let same = holder.client == connection.client && holder.target == connection.target;
+        let same = !connection.is_beside && holder.client == connection.client && holder.target == connection.target;
         let reply = holder.reply.expect("answers");
         same || (holder.yields(reply, model.now_s) && (resting || !reply.rests(model.now_s)))
     };
@@ -273,6 +288,8 @@ pub fn direct(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> {
         isn: asked.isn(),
         since_s: model.now_s,
         opening: Some(Opening { segments: 1, ..Opening::default() }),
+        is_beside: false,
+        has_beside: false,
         forward: None,
         reply: None,
     };

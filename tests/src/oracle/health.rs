@@ -45,11 +45,13 @@ pub fn shuns(model: &Model, id: u32, client: IpAddr, protocol: Protocol) -> bool
 }
 
 /// A new connection of the client goes to this backend; whether that is to see if it answers again.
-pub fn begin(model: &mut Model, chosen: u32, asked: Asked, usable: &[u32]) -> Result<bool> {
+/// `probes`: an ejected one may be asked again.
+pub fn begin(model: &mut Model, chosen: u32, asked: Asked, usable: &[u32], probes: bool) -> Result<bool> {
     let (now_s, client, is_udp) = (model.now_s, asked.src.ip(), asked.protocol == Protocol::Udp);
     let health = model.health(chosen);
     let asked_s = health.probe_s.max(health.ejected_s);
-    let due = asked_s.is_some_and(|asked_s| now_s.saturating_sub(asked_s) >= PROBE_S) && health.ejected_s.is_some();
+    let due =
+        probes && asked_s.is_some_and(|asked_s| now_s.saturating_sub(asked_s) >= PROBE_S) && health.ejected_s.is_some();
     if shuns(model, chosen, client, asked.protocol) && !due {
         // So few members are all looked at.
         let other = usable.iter().find(|other| !shuns(model, **other, client, asked.protocol));

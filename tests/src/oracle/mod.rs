@@ -6,6 +6,7 @@
 
 mod adopted;
 mod ageing;
+mod beside;
 mod client;
 mod closed;
 mod connection;

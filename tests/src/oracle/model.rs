@@ -239,6 +239,21 @@ impl Model {
         self.find(|it| it.opening.is_some() && it.answers(protocol, src, dst))
     }
 
+    /// What was begun beside the connection that this packet of a client belongs to, unless that was silent for too long.
+    pub fn beside(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Option<usize> {
+        self.find(|it| it.asks_beside(protocol, src, dst)).filter(|at| {
+            self.connections[*at].forward.is_some_and(|half| !self.connections[*at].is_silent(half, self.now_s))
+        })
+    }
+
+    /// Whether the connection's backend takes what is not established.
+    pub fn is_kept(&self, at: usize) -> bool {
+        self.connections[at].backend.is_none_or(|(id, generation)| {
+            let backend = &self.backends[&id];
+            backend.generation == generation && backend.keeps_flows()
+        })
+    }
+
     /// Whether something is known of an unanswered connection under this tuple.
     pub fn is_half_open(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> bool {
         let second = |second: &Second| protocol == Protocol::Tcp && (second.client, second.target) == (src, dst);

@@ -2,6 +2,7 @@
 
 use lb_common::outcome::Outcome;
 
+use super::beside;
 use super::connection::{Half, Said, State};
 use super::model::Model;
 use super::rules::{Asked, Expected};
@@ -12,6 +13,15 @@ const WINDOW: u32 = 1 << 30;
 
 /// A client's segment without SYN that acknowledges the answer of a connection: it is open from now on. `None`: of no such one.
 pub fn unseen(model: &mut Model, asked: Asked, service: u32) -> Option<Expected> {
+    if let Some(expected) = of_first(model, asked, service) {
+        return Some(expected);
+    }
+    let beside =
+        model.beside(asked.protocol, asked.src, asked.dst).filter(|at| beside::completes(model, asked, *at))?;
+    Some(beside::complete(model, asked, beside, service))
+}
+
+fn of_first(model: &mut Model, asked: Asked, service: u32) -> Option<Expected> {
     let at = model.asking(asked.protocol, asked.src, asked.dst)?;
     let connection = &model.connections[at];
     let half = connection.forward.expect("asks by its forward half");

@@ -10,7 +10,7 @@ use super::first_packet::{direct, open};
 use super::model::Model;
 use super::routes::Route;
 use super::wire::{ACK, FIN, Protocol, RST, SYN};
-use super::{adopted, closed, established, unanswered};
+use super::{adopted, beside, closed, established, unanswered};
 use crate::test_run::Hook;
 
 /// A packet as far as the rules look at it.
@@ -245,7 +245,7 @@ fn at_any_hook(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> 
     match turn {
         (_, ConnectionOutcome::Decided(expected)) => return Ok(expected),
         (at, ConnectionOutcome::Anew(outcome)) => {
-            if at != usize::MAX {
+            if at != usize::MAX && outcome != Outcome::SecondHandshake {
                 model.connections.remove(at);
             }
             why = outcome;
@@ -308,7 +308,11 @@ fn half_open(model: &mut Model, asked: Asked, hint: Hint) -> Result<Option<(usiz
     if protocol == Protocol::Tcp && asked.serves_clients() {
         // The connection that the second SYN was beside is no more.
         let known = |second: &Second| !second.direct || asked.is_clients_link();
+        let before = model.seconds.len();
         model.seconds.retain(|second| (second.client, second.target) != (src, dst) || !known(second));
+        if model.seconds.len() < before && beside::follows(model, asked) {
+            return Ok(Some((usize::MAX, ConnectionOutcome::Decided(beside::forward(model, asked)))));
+        }
     }
     Ok(None)
 }

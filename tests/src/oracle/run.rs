@@ -138,7 +138,8 @@ impl OracleRun {
             return Ok(true);
         };
         let after = self.programs.outcomes()?;
-        let sent = entries::sent(&self.programs, (tables::number(frame.protocol), frame.src, frame.dst));
+        let sent =
+            entries::sent(&self.programs, (tables::number(frame.protocol), frame.src, frame.dst), frame.sequence);
         let effects = SideEffects { stats: self.programs.take_stats()?, events: self.programs.take_events(), sent };
         if now_s() != start {
             self.tally.at_the_second += 1;
@@ -208,11 +209,15 @@ impl OracleRun {
             if is_claimed {
                 return Ok(());
             }
+            let is_beside = connection.is_beside;
             if random.one_in(2) && connection.forward.take().is_some() {
-                ageing::remove(&mut self.programs, (protocol, connection.client, connection.target), half_open)?;
+                // The other half knows nothing of what was begun beside it.
+                connection.has_beside = false;
+                let asks = (protocol, connection.client, connection.target);
+                ageing::remove(&mut self.programs, asks, half_open, is_beside)?;
             } else if connection.reply.take().is_some() {
                 let answers = (protocol, connection.answerer, connection.seen_client);
-                ageing::remove(&mut self.programs, answers, half_open)?;
+                ageing::remove(&mut self.programs, answers, half_open, false)?;
             }
             model.tidy();
         }

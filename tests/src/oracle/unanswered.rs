@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
+use super::beside;
 use super::connection::{Claim, Connection, Half, Opening, State};
 use super::health::{add_evidence, hears, shuns};
 use super::model::{Model, Torn};
@@ -22,17 +23,25 @@ pub fn ask(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<Con
     if !asked.serves_clients() || (connection.backend.is_none() && !asked.is_clients_link()) {
         return Ok(ConnectionOutcome::Decided(PASS));
     }
-    if (asked.opens() && connection.isn != asked.isn()) || connection.is_silent(half, model.now_s) {
-        return Ok(ConnectionOutcome::Anew(Outcome::Selected));
+    if connection.is_silent(half, model.now_s) {
+        return Ok(over(model, asked, at));
     }
     if let Some((id, generation)) = connection.backend {
         let backend = &model.backends[&id];
         let keeps = backend.generation == generation && backend.keeps_flows();
         match asked.protocol {
-            Protocol::Tcp if !keeps => return Ok(ConnectionOutcome::Anew(Outcome::Selected)),
+            Protocol::Tcp if !keeps => return Ok(over(model, asked, at)),
             Protocol::Udp if !keeps || backend.sheds_udp() => return Ok(ConnectionOutcome::Anew(Outcome::Moved)),
             _ => {}
         }
+    }
+    if asked.opens() && model.connections[at].isn != asked.isn() {
+        let it = &model.connections[at];
+        if it.backend.is_none() && model.routes().leads_to_pod(asked.src.ip()) {
+            return Ok(ConnectionOutcome::Anew(Outcome::Selected));
+        }
+        let may_begin = it.backend.is_some();
+        return Ok(beside::ask_to_open(model, asked, at, may_begin));
     }
     if asked.opens() {
         let opening = model.connections[at].opening.as_mut().expect("nobody has answered");
@@ -47,15 +56,32 @@ pub fn ask(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<Con
     let outcome = if connection.backend.is_none() { Outcome::DirectTranslated } else { Outcome::Forwarded };
     let expected = asked.to_answerer(connection, outcome, 0);
     let answered = connection.opening.as_ref().is_some_and(|opening| opening.answers.is_some());
+    let isn = connection.isn;
     let reset = asked.protocol == Protocol::Tcp && asked.tcp_flags & RST != 0;
-    if answered && reset && asked.sequence == connection.isn.wrapping_add(1) {
+    if answered && reset && asked.sequence == isn.wrapping_add(1) {
         model.connections.remove(at); // The client wants no such connection.
+        beside::follows(model, asked);
+    } else if reset && let Some(expected) = beside::reset(model, asked) {
+        return Ok(ConnectionOutcome::Decided(expected));
     }
     Ok(ConnectionOutcome::Decided(expected))
 }
 
+/// The attempt is over, and the packet a first one, unless it is of another one beside it.
+fn over(model: &mut Model, asked: Asked, at: usize) -> ConnectionOutcome {
+    if asked.protocol == Protocol::Tcp && model.beside(asked.protocol, asked.src, asked.dst).is_some() {
+        let it = &mut model.connections[at];
+        (it.forward, it.reply) = (None, None);
+        if beside::follows(model, asked) {
+            model.tidy();
+            return ConnectionOutcome::Decided(beside::forward(model, asked));
+        }
+    }
+    ConnectionOutcome::Anew(Outcome::Selected)
+}
+
 /// A SYN or a datagram is remembered in both halves, and heals what is missing; a RST of the client changes nothing.
-fn stay(model: &mut Model, asked: Asked, at: usize) {
+pub fn stay(model: &mut Model, asked: Asked, at: usize) {
     let now_s = model.now_s;
     let connection = &model.connections[at];
     let half = connection.forward.expect("asks by its forward half");
@@ -111,7 +137,8 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<
     }
     let backend = connection.backend.map_or(0, |(id, _)| id);
     if connection.opening.as_ref().is_some_and(|opening| opening.lost) {
-        let notes = if asked.accepts() { hears(model, backend) } else { Vec::new() };
+        let is_beside = connection.is_beside;
+        let notes = if asked.accepts() && !is_beside { hears(model, backend) } else { Vec::new() };
         return Ok(Expected { notes, ..late(asked, backend) });
     }
     if let Some((id, generation)) = connection.backend {
@@ -132,7 +159,7 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<
             return refused(model, asked, at, hint, replied);
         }
         // Who takes data with the SYN knows its client: the connection is open.
-        if backend != 0 && more == 0 {
+        if backend != 0 && (more == 0 || connection.is_beside) {
             return Ok(accepted(model, asked, at, replied));
         }
     }
@@ -162,6 +189,15 @@ fn accepted(model: &mut Model, asked: Asked, at: usize, replied: Expected) -> Ex
             let same = it.shares_answers(&connection);
             (!same && !retried, retried || it.backend.map(|(id, _)| id) != Some(id))
         }
+        None if connection.is_beside => match model.asked(protocol, client, target) {
+            Some(open) if model.connections[open].isn == connection.isn => {
+                if model.connections[open].shares_answers(&connection) {
+                    return replied;
+                }
+                (true, false)
+            }
+            _ => (false, false),
+        },
         None if is_taken(model, &connection) => (true, false),
         None => {
             if let Some(before) = model.asked(protocol, client, target) {
@@ -211,6 +247,12 @@ fn accepted(model: &mut Model, asked: Asked, at: usize, replied: Expected) -> Ex
             let half = connection.reply.expect("answers by its reply half");
             let seen_s = if needs_claim { model.now_s } else { half.seen_s };
             let forward = Some(Half { seen_s, ..half });
+            if connection.is_beside {
+                model.connections[at].forward = forward;
+                let opening = model.connections[at].opening.as_mut().expect("not open");
+                (opening.answers, opening.segments) = (heard, 0);
+                return replied;
+            }
             let winner = Connection { forward, reply: None, opening: Some(known), ..connection.clone() };
             if needs_claim {
                 match model.claim(&connection) {
@@ -239,14 +281,22 @@ fn accepted(model: &mut Model, asked: Asked, at: usize, replied: Expected) -> Ex
             notes.extend(add_evidence(model, service, id, client.ip()));
         }
     }
-    notes.extend(hears(model, id));
+    if !connection.is_beside {
+        notes.extend(hears(model, id));
+    }
     Expected { notes, ..replied }
 }
 
 /// Whose is the client's half of the connection that is answered at `at`.
 fn clients_half(model: &Model, at: usize) -> Option<usize> {
     let it = &model.connections[at];
-    if it.forward.is_some() { Some(at) } else { model.asking(it.protocol, it.client, it.target) }
+    match it.forward {
+        Some(_) => Some(at),
+        None if it.is_beside => {
+            model.connections.iter().position(|other| other.asks_beside(it.protocol, it.client, it.target))
+        }
+        None => model.asking(it.protocol, it.client, it.target),
+    }
 }
 
 /// Whether something else than a client's half is under its tuple.
@@ -258,8 +308,9 @@ fn is_taken(model: &Model, it: &Connection) -> bool {
 
 /// Another backend has the connection.
 fn lose(model: &mut Model, asked: Asked, at: usize, backend: u32) -> Expected {
-    model.connections[at].opening.as_mut().expect("not open").lost = true;
-    let notes = if asked.accepts() { hears(model, backend) } else { Vec::new() };
+    let it = &mut model.connections[at];
+    it.opening.as_mut().expect("not open").lost = true;
+    let notes = if asked.accepts() && !it.is_beside { hears(model, backend) } else { Vec::new() };
     Expected { notes, ..late(asked, backend) }
 }
 
@@ -276,6 +327,10 @@ fn refused(model: &mut Model, asked: Asked, at: usize, hint: Hint, replied: Expe
     let it = model.connections[at].clone();
     let known = replied.clone();
     let Some(clients) = clients_half(model, at) else {
+        if it.is_beside {
+            model.connections.remove(at);
+            return Ok(known);
+        }
         let open = model.asked(it.protocol, it.client, it.target);
         let is_elsewhere = match open {
             Some(open) => !model.connections[open].shares_answers(&it),

@@ -4,15 +4,16 @@
 mod everywhere;
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use lb_common::outcome::Outcome;
-use lb_tests::agent::{Agent, Manifest, Protocol, Service};
+use lb_tests::agent::{Agent, Manifest, Port, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
+use lb_tests::incident::forger::{Flaw, Forger, datagram};
 use lb_tests::incident::raw_tcp::{ACK, FIN, RST, RawTcp, SYN, Segment};
-use lb_tests::peers::{Answer, Stream};
+use lb_tests::peers::{Answer, Datagrams, PATIENCE, Stream};
 use lb_tests::random::Random;
 use lb_tests::topology::{NetNs, NodeOptions, Pod};
 
@@ -59,11 +60,16 @@ struct Scene {
     raw: RawTcp,
     agent: Agent,
     services: [Service; 2],
-    _attacker: Pod,
+    attacker: Pod,
     fixture: Fixture,
 }
 
 impl Scene {
+    /// On a node with this `rp_filter`: where it is not 0, what the attacker forges goes no further than the programs.
+    fn filtered(subject: &str, rp_filter: u8) -> Self {
+        Self::new(subject, NodeOptions { rp_filter, ..NodeOptions::default() })
+    }
+
     fn new(subject: &str, options: NodeOptions) -> Self {
         let fixture = Fixture::new(subject, Pods::Routed, 3, options);
         let attacker = fixture.pod("attacker");
@@ -71,7 +77,7 @@ impl Scene {
         let services = [fixture.web(), Service { families: options.families, ..sticky }];
         let agent = fixture.agent(&Manifest::of(services.clone()), &[]);
         let raw = RawTcp::new(attacker.netns()).unwrap();
-        Self { raw, agent, services, _attacker: attacker, fixture }
+        Self { raw, agent, services, attacker, fixture }
     }
 
     /// Connections of a pod, idle and busy, with client affinity and without.
@@ -90,6 +96,11 @@ impl Scene {
         let ask = |to| Stream::connect(self.fixture.client.netns(), to).unwrap().ask("whom?").unwrap().server;
         self.services[1].frontends(Protocol::Tcp).into_iter().map(ask).collect()
     }
+}
+
+/// Settings of `rp_filter` that a scene is played with.
+fn rp_filters() -> &'static [u8] {
+    lb_seed::short_or_long(&[0, 1], &[0, 1, 2])
 }
 
 fn busy(held: &mut [Held], when: &str) {
@@ -146,4 +157,114 @@ fn repeated_syns_end_nothing(scene: &Scene, held: &mut [Held], remembered: &BTre
     assert_eq!(scene.remembered(), *remembered, "client affinity");
     let lost = [Outcome::Ejected, Outcome::Evicted, Outcome::Retried, Outcome::DroppedTableFull];
     assert_eq!(lost.map(|outcome| scene.counted(outcome)), [0; 4], "{lost:?}");
+}
+
+/// Nobody answers these SYNs: the backend sees none of them, or sees them alone.
+#[test]
+fn silence_after_forged_syns_ends_no_idle_connection() {
+    for rp_filter in rp_filters() {
+        let scene = Scene::filtered("forgedsyn", *rp_filter);
+        let forger = Forger::new(scene.attacker.netns()).unwrap();
+        let mut held = scene.hold();
+        for _ in 0..5 {
+            for (connection, flaw) in held.iter().zip(Flaw::ALL.into_iter().cycle()) {
+                let syn = connection.forged(true, (SYN, 0), 77_000, 0);
+                forger.send(&flaw.put(syn.bytes(), false), syn.to.ip());
+            }
+            std::thread::sleep(A_SECOND);
+        }
+        for connection in &mut held {
+            connection.check(&format!("rp_filter {rp_filter}, after forged SYNs"));
+        }
+        assert!(scene.counted(Outcome::SecondHandshake) > 0, "the SYNs begin what nobody completes");
+        let lost = [Outcome::Ejected, Outcome::Evicted, Outcome::DroppedTableFull];
+        assert_eq!(lost.map(|outcome| scene.counted(outcome)), [0; 3], "{lost:?}");
+    }
+}
+
+/// Handshakes that are under way while their backends' first answers are lost.
+const OPENING: u16 = 20;
+/// A kernel sends a lost SYN+ACK again after a second.
+const ANSWERS_LOST: Duration = Duration::from_millis(800);
+
+#[test]
+fn forged_syns_reset_no_handshake() {
+    for rp_filter in rp_filters() {
+        let scene = Scene::filtered("forgedopen", *rp_filter);
+        let forger = Forger::new(scene.attacker.netns()).unwrap();
+        let (client, to) = (scene.fixture.client.netns(), scene.services[0].frontends(Protocol::Tcp));
+        lose_answers(&scene.fixture.backends, true);
+        let clients: Vec<_> = (0..OPENING)
+            .map(|number| {
+                let (netns, to, port) = (client.clone(), to[usize::from(number) % to.len()], 42_000 + number);
+                let from = SocketAddr::new(scene.fixture.client.addresses().like(to.ip()), port);
+                let connect = client.spawn(move || Stream::connect_from(&netns, port, to, PATIENCE)?.ask("who"));
+                (from, to, connect)
+            })
+            .collect();
+        let start = std::time::Instant::now();
+        let mut isn = 1_u32;
+        while start.elapsed() < ANSWERS_LOST {
+            for ((from, to, _), flaw) in clients.iter().zip(Flaw::ALL.into_iter().cycle()) {
+                // One that arrives is a client's own to the backend.
+                let flaw = if flaw == Flaw::None { Flaw::Checksum } else { flaw };
+                forger.send(&flaw.put(Segment::syn(*from, *to, isn).bytes(), false), to.ip());
+                isn = isn.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        lose_answers(&scene.fixture.backends, false);
+        let answers: Vec<_> = clients.into_iter().map(|(from, _, client)| (from, client.join().unwrap())).collect();
+        let lost: Vec<_> = answers.iter().filter(|(_, answer)| answer.is_err()).collect();
+        assert!(lost.is_empty(), "rp_filter {rp_filter}: {} of {OPENING} lost: {lost:?}", lost.len());
+        assert!(scene.counted(Outcome::SecondHandshake) > 0, "the SYNs arrived while the handshakes were under way");
+    }
+}
+
+/// SYN+ACKs of the backends are lost on their way.
+fn lose_answers(backends: &[Pod], are_lost: bool) {
+    let rule = if are_lost { "tcp flags & (syn | ack) == syn | ack fwd to \"lo\"" } else { "" };
+    let text = format!(
+        "table netdev forged\ndelete table netdev forged\ntable netdev forged {{\n\
+         chain egress {{\ntype filter hook egress device \"eth0\" priority 0;\n{rule}\n}}\n}}\n"
+    );
+    for pod in backends {
+        let output =
+            pod.netns().start(std::process::Command::new("nft").arg(&text)).unwrap().wait_with_output().unwrap();
+        assert!(output.status.success(), "nft refuses {text}");
+    }
+}
+
+/// Datagrams that a server pushes without being asked again.
+const PUSHED: u16 = 40;
+
+#[test]
+fn a_forged_direct_datagram_moves_no_replies() {
+    let options = NodeOptions { rp_filter: 0, ..NodeOptions::default() };
+    let fixture = Fixture::new("forgedudp", Pods::Routed, 1, options);
+    let attacker = fixture.pod("attacker");
+    let service = Service {
+        ports: vec![Port { name: "push", protocol: Protocol::Udp, port: 53, target: 7_070 }],
+        ..Service::standard("push", 12, fixture.endpoints())
+    };
+    let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let forger = Forger::new(attacker.netns()).unwrap();
+    for to in service.frontends(Protocol::Udp) {
+        let backend = SocketAddr::new(fixture.backends[0].addresses().like(to.ip()), 7_070);
+        let server = fixture.backends[0].netns().run(|| UdpSocket::bind(backend)).unwrap();
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let client = Datagrams::connected(fixture.client.netns(), 0, to).unwrap();
+        client.send_at(to, "subscribe").unwrap();
+        let (_, from) = server.recv_from(&mut [0; 64]).unwrap();
+        for number in 0..PUSHED {
+            for flaw in Flaw::ALL {
+                let forged = datagram(client.local().unwrap(), backend, b"forged");
+                forger.send(&flaw.put(forged, true), backend.ip());
+            }
+            server.send_to(format!("push {from} {backend} {number}").as_bytes(), from).unwrap();
+            // A connected socket takes nothing from another address.
+            let pushed = client.receive().unwrap_or_else(|error| panic!("{number} from {to}: {error}"));
+            assert_eq!((pushed.0, pushed.1.text), (to, number.to_string()));
+        }
+    }
 }

@@ -116,7 +116,7 @@ fn without_numbers<const N: usize>(entry: &mut HalfOpen<N>) {
     (entry.tried, entry.answers) = ([0; MOST_MOVES], [0; 2]);
     (entry.segments, entry.moves, entry.flags, entry.refused) = (0, 0, 0, 0);
     let flow = &mut entry.flow;
-    (flow.next, flow.ack, flow.fin, flow.opposite_fin) = (0, 0, 0, 0);
+    (flow.next, flow.ack, flow.fin, flow.opposite_fin, flow.second) = (0, 0, 0, 0, 0);
 }
 
 /// Writes the opposite entry of an established connection, which is missing, with this link.
@@ -163,10 +163,10 @@ fn note<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, if
 }
 
 /// Notes a SYN of another connection on the tuple of an established one. `false`: the reply direction has been silent since the first of
-/// several such SYNs.
+/// several such SYNs. That proves nothing, but the backend has sent no challenge ACK either.
 #[inline(always)]
 pub fn reopen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> bool {
-    /// With this SYN, at least a second after the one before, the connection is given up.
+    /// With this SYN, at least a second after the one before, a second handshake may begin.
     const LAST_SYN: u8 = 3;
     let is_new = note(tables, work, false, now);
     let Work { connection: Connection { original_key: key, .. }, stored, .. } = work;

@@ -1,7 +1,8 @@
 //! Writes for handshakes.
 
 use super::claim::{Claimed, claim};
-use crate::abi::{HalfOpen, flow_flags, half_open_flags};
+use super::second;
+use crate::abi::{Flow, HalfOpen, flow_flags, half_open_flags, is_second};
 use crate::decide::closing;
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
 use crate::decide::flow_tables::{Accepted, Established, FlowTables};
@@ -38,6 +39,7 @@ pub fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
     let now = Now::from_ds(now_s.saturating_mul(10));
     let Connection { original_key, reply_key, original, reply, .. } = &mut work.connection;
     let (stored, number) = (&mut work.stored.flow, work.packet.seq);
+    let key = &mut work.stored_key;
     let is_known = tables.half_open(original_key, original);
     // Several backends may answer: with the original entry lost, it is not known that there is but one.
     let mut needs_claim = reply.flags & half_open_flags::MOVES != 0;
@@ -49,6 +51,13 @@ pub fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
             return Accepted::Late;
         }
         needs_claim = is_retried;
+    } else if is_second(original_key) {
+        words::copy(original_key, key);
+        key.pad = [0; 3];
+        // Else that is the first connection, which goes on.
+        if tables.flow(key, stored).is_some() && stored.isn == reply.flow.isn {
+            return if leads_to(key, stored, reply_key) { Accepted::Established } else { Accepted::Late };
+        }
     } else if tables.flow(original_key, stored).is_some() {
         if leads_to(original_key, stored, reply_key) {
             return Accepted::Established;
@@ -97,6 +106,7 @@ pub fn restore_original<const N: usize, T: FlowTables<N>>(tables: &mut T, work: 
     set_opposite(reply_key, &reply.flow, original_key, link, &mut original.flow);
     original.flags = half_open_flags::ANSWERED | reply.flags & half_open_flags::AFFINITY;
     original.answers = reply.answers;
+    original.flow.second = reply.flow.second;
     // Lost if the table is full: the client asks once more.
     let _ = tables.insert_half_open(original_key, original, false);
 }
@@ -104,7 +114,8 @@ pub fn restore_original<const N: usize, T: FlowTables<N>>(tables: &mut T, work: 
 /// Makes the handshake an established connection: both entries change tables. The entry of the packet's direction is as it is to be, but
 /// for its time; `link` is that of the opposite direction.
 ///
-/// Other CPUs may retry the connection, or establish it with another backend. The CPU that writes the original entry first decides.
+/// Other CPUs may retry the connection, or establish it with another backend. The CPU that writes the original entry first decides. A second handshake
+/// replaces what stands there.
 ///
 /// The programs have it as a function that is verified once and by itself ([`FlowTables::establish`]).
 #[inline(always)]
@@ -116,7 +127,7 @@ pub fn establish<const N: usize, T: FlowTables<N>>(
     now_s: u32,
 ) -> Established {
     let now = Now::from_ds(now_s.saturating_mul(10));
-    let Work { packet, connection, stored: HalfOpen { flow: stored, .. }, .. } = work;
+    let Work { packet, connection, stored: HalfOpen { flow: stored, .. }, stored_key, .. } = work;
     let is_reply = connection.is_reply();
     let Directions { key, entry: HalfOpen { flow, .. }, opposite_key, opposite } = connection.directions();
     if link == 0 {
@@ -126,33 +137,26 @@ pub fn establish<const N: usize, T: FlowTables<N>>(
     if generation != 0 {
         flow.flags |= flow_flags::COUNTED;
     }
+    flow.second = 0;
     closing::begin(packet, flow);
     set_opposite(key, flow, opposite_key, link, &mut opposite.flow);
     // What the backend has acknowledged so far, or the client of its answer.
     opposite.flow.ack = if is_reply { flow.next } else { flow.isn.wrapping_add(1) };
     let mut is_new = true;
-    let Connection { original_key, reply_key, original, reply, .. } = connection;
-    match tables.insert_flow(original_key, &original.flow, false) {
-        Ok(()) => {}
-        Err(NotInserted::Full) => return Established::Full,
-        Err(NotInserted::Exists) => {
-            if tables.flow(original_key, stored).is_some() {
-                if leads_to(original_key, stored, reply_key) {
-                    is_new = false;
-                } else if is_over(tables, original_key.protocol, stored, now) {
-                    uncount(tables, original_key, stored);
-                } else {
-                    return Established::Late;
-                }
-            }
-            if tables.insert_flow(original_key, &original.flow, true).is_err() {
-                return Established::Full;
-            }
+    if is_second(&connection.original_key) {
+        match second::replace(tables, connection, stored, stored_key) {
+            Some(replaced) => is_new = replaced,
+            None => return Established::Full,
+        }
+    } else {
+        match write(tables, connection, stored, now) {
+            Written::New => {}
+            Written::Again => is_new = false,
+            Written::Late => return Established::Late,
+            Written::Full => return Established::Full,
         }
     }
-    if tables.insert_flow(reply_key, &reply.flow, true).is_err() {
-        return Established::Full;
-    }
+    let Connection { original_key, reply_key, original, .. } = connection;
     tables.remove_half_open(original_key);
     tables.remove_half_open(reply_key);
     tables.opened(now.s);
@@ -163,6 +167,47 @@ pub fn establish<const N: usize, T: FlowTables<N>>(
         tables.count_connection(original.flow.backend, generation, 1);
     }
     Established::Yes
+}
+
+/// What became of the entries of a connection that is established.
+enum Written {
+    New,
+    /// Another CPU has written them.
+    Again,
+    /// The tuple is another connection's by now.
+    Late,
+    Full,
+}
+
+/// Writes both entries, unless the client's tuple is another connection's.
+#[inline(always)]
+fn write<const N: usize, T: FlowTables<N>>(
+    tables: &mut T,
+    connection: &Connection<N>,
+    stored: &mut Flow<N>,
+    now: Now,
+) -> Written {
+    let Connection { original_key, reply_key, original, reply, .. } = connection;
+    let mut written = Written::New;
+    match tables.insert_flow(original_key, &original.flow, false) {
+        Ok(()) => {}
+        Err(NotInserted::Full) => return Written::Full,
+        Err(NotInserted::Exists) => {
+            if tables.flow(original_key, stored).is_some() {
+                if leads_to(original_key, stored, reply_key) {
+                    written = Written::Again;
+                } else if is_over(tables, original_key.protocol, stored, now) {
+                    uncount(tables, original_key, stored);
+                } else {
+                    return Written::Late;
+                }
+            }
+            if tables.insert_flow(original_key, &original.flow, true).is_err() {
+                return Written::Full;
+            }
+        }
+    }
+    if tables.insert_flow(reply_key, &reply.flow, true).is_err() { Written::Full } else { written }
 }
 
 /// Retains a connection here whose handshake is over, as no reply of it passes: notes its latest packet.

@@ -7,4 +7,5 @@ pub(super) mod adopted;
 pub(super) mod claim;
 pub(super) mod established;
 pub(super) mod handshake;
+pub(super) mod second;
 pub(super) mod tuple;

@@ -1,6 +1,6 @@
 //! Writes for the reply tuple of a new connection: it is claimed, or taken from a connection that gives it up.
 
-use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags};
+use crate::abi::{Flow, FlowKey, HalfOpen, flow_flags, second};
 use crate::decide::connection::{Connection, leads_to, same, set_opposite_key};
 use crate::decide::flow_tables::{FlowTables, Reserved};
 use crate::decide::lifetime::{is_over, uncount};
@@ -43,7 +43,8 @@ pub fn reserve<const N: usize, T: FlowTables<N>>(
     Reserved::Taken
 }
 
-/// Whether the handshake that holds the tuple is this client's own attempt before, or one that is over and has rested.
+/// Whether the handshake that holds the tuple is this client's own attempt before, or one that is over and has rested. A second handshake replaces
+/// nothing.
 #[inline(always)]
 fn handshake_yields<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> bool {
     let Work { connection: Connection { original_key, reply_key, .. }, stored, stored_key, allocation, .. } = work;
@@ -51,7 +52,7 @@ fn handshake_yields<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut
         return false;
     }
     set_opposite_key(reply_key, &stored.flow, stored_key);
-    if same(stored_key, original_key) {
+    if *allocation & allocation::SECOND == 0 && same(stored_key, original_key) {
         return true;
     }
     if !gives_up(tables, stored_key.protocol, &stored.flow, *allocation, now) {
@@ -74,7 +75,7 @@ fn established_yields<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &m
         return false;
     }
     set_opposite_key(reply_key, stored, stored_key);
-    if !same(stored_key, original_key) {
+    if *allocation & allocation::SECOND != 0 || !same(stored_key, original_key) {
         if !gives_up(tables, stored_key.protocol, stored, *allocation, now) {
             return false;
         }
@@ -111,17 +112,19 @@ fn remove_original<const N: usize, T: FlowTables<N>>(
     }
 }
 
-/// Removes the original entry of a handshake as [`remove_original`] does that of an established connection.
+/// Removes the original entry of a handshake, whose reply entry is in `stored`, as [`remove_original`] does that of an established connection.
 #[inline(always)]
 fn remove_original_handshake<const N: usize, T: FlowTables<N>>(
     tables: &mut T,
-    key: &FlowKey<N>,
+    key: &mut FlowKey<N>,
     reply_key: &FlowKey<N>,
     stored: &mut HalfOpen<N>,
 ) {
+    key.pad[0] = stored.flow.second & second::OWN;
     if tables.half_open(key, stored) && leads_to(key, &stored.flow, reply_key) {
         tables.remove_half_open(key);
     }
+    key.pad = [0; 3];
 }
 
 /// Writes the original entry of a connection whose reply tuple is claimed. `false`: the table is full, and the claim is given up.
@@ -148,7 +151,7 @@ pub fn release<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work
 #[inline(always)]
 pub fn release_handshake<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
     let reply_key = &work.connection.reply_key;
-    remove_original_handshake(tables, &work.stored_key, reply_key, &mut work.stored);
+    remove_original_handshake(tables, &mut work.stored_key, reply_key, &mut work.stored);
     tables.remove_half_open(reply_key);
 }
 
