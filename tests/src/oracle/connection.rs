@@ -8,6 +8,7 @@ use crate::test_run::Hook;
 
 /// One connection, with the halves of it that the tables hold.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each holds by itself")]
 pub struct Connection {
     pub protocol: Protocol,
     pub client: SocketAddr,

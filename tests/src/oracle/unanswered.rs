@@ -269,22 +269,29 @@ fn accepted(model: &mut Model, asked: Asked, at: usize, replied: Expected) -> Ex
             model.give(&winner);
         }
     }
-    let since_s = connection.since_s;
     model.tidy();
-    let mut notes = Vec::new();
-    let service =
-        model.services.get(&(target, protocol)).filter(|service| is_new && service.torn != Torn::Entry).cloned();
-    for (id, service) in all.into_iter().filter_map(|id| Some((id, service.as_ref()?))) {
-        // It has answered nobody since: another one did what it left undone.
-        let is_silent = model.health(id).answered_s.is_none_or(|answered_s| answered_s < since_s);
-        if is_silent && model.backends[&id].service == service.id {
-            notes.extend(add_evidence(model, service, id, client.ip()));
-        }
-    }
+    let mut notes = if is_new { evidence_against(model, &connection, &all) } else { Vec::new() };
     if !connection.is_beside {
         notes.extend(hears(model, id));
     }
     Expected { notes, ..replied }
+}
+
+/// What is learnt of these backends, which were tried before the one that has answered.
+fn evidence_against(model: &mut Model, connection: &Connection, tried: &[u32]) -> Vec<(u32, Outcome)> {
+    let asked = (connection.target, connection.protocol);
+    let Some(service) = model.services.get(&asked).filter(|service| service.torn != Torn::Entry).cloned() else {
+        return Vec::new();
+    };
+    let mut notes = Vec::new();
+    for id in tried {
+        // It has answered nobody since: another one did what it left undone.
+        let is_silent = model.health(*id).answered_s.is_none_or(|answered_s| answered_s < connection.since_s);
+        if is_silent && model.backends[id].service == service.id {
+            notes.extend(add_evidence(model, &service, *id, connection.client.ip()));
+        }
+    }
+    notes
 }
 
 /// Whose is the client's half of the connection that is answered at `at`.

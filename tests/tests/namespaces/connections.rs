@@ -283,9 +283,10 @@ fn a_reset_behind_unacknowledged_data_leaves_no_entry() {
             };
             let ends: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
             assert_eq!(open(), CONNECTIONS);
-            let (deaf, away) = match by_client {
-                true => (backend, fixture.client.addresses().like(to.ip())),
-                false => (&fixture.client, to.ip()),
+            let (deaf, away) = if by_client {
+                (backend, fixture.client.addresses().like(to.ip()))
+            } else {
+                (&fixture.client, to.ip())
             };
             let route = format!("blackhole {away}/{}", if away.is_ipv4() { 32 } else { 128 });
             deaf.namespace().ip(&format!("route add {route}")).unwrap();
