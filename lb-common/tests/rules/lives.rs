@@ -224,7 +224,7 @@ impl World {
             return Err(format!("the ends do not come to an end after {} ms: {:?}", self.now_ms, self.ends));
         }
         let Memory { flows, timeouts, now_ns, .. } = &self.pair.tables;
-        let late_s = (now_ns / 1_000_000_000) as u32 + timeouts.closing_s + 1;
+        let late_s = u32::try_from(now_ns / 1_000_000_000).expect("few") + timeouts.closing_s + 1;
         let stays = |(key, flow): (&FlowKey<4>, &Flow<4>)| !expired(flow, timeouts.of_flow(key.protocol, flow), late_s);
         if flows.iter().any(stays) { Err(format!("left: {flows:?} of {:?}", self.ends)) } else { Ok(()) }
     }

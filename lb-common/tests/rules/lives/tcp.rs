@@ -2,6 +2,8 @@
 //!
 //! Numbers are positions from the first byte of the connection on; [`Wire`] has them as they stand in a segment.
 
+#![expect(clippy::cast_possible_truncation, reason = "a sequence number is a position, modulo 2^32")]
+
 use lb_common::state::tcp_flag::{ACK, FIN, RST};
 
 /// A segment as a packet has it.
@@ -135,7 +137,7 @@ impl End {
             }
             Ending::Half if self.fin.is_none() => self.fin = Some(self.plan.bytes),
             Ending::Last if self.opposite_fin.is_some_and(|fin| self.received > fin) => {
-                self.fin = self.fin.or(Some(self.plan.bytes))
+                self.fin = self.fin.or(Some(self.plan.bytes));
             }
             _ => {}
         }
