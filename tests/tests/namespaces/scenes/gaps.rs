@@ -1,7 +1,6 @@
 //! What does not hold yet. An entry goes with the fault that it names: one that no longer fails makes the test fail.
 
 use lb_tests::scene::Scene;
-use lb_tests::topology::Families;
 
 use super::Case;
 
@@ -21,28 +20,14 @@ impl Gap {
     }
 }
 
-pub const GAPS: &[Gap] = &[
-    Gap {
-        check: "attacker",
-        on: drops_forged_sources,
-        says: "after the attack: ",
-        why: "SYNs that the node's filters drop are unanswered, and end an idle connection as if its backend had left them so",
-    },
-    Gap {
-        check: "way_out",
-        on: |case| matches!(case.scene, Scene::Firewalld | Scene::Cloud | Scene::NodeLocalDns),
-        says: "a pod from ports 30080, 30053 to ",
-        why: "masquerade keeps a pod's source port, and answers to the number of a node port are taken for a service's packets",
-    },
-];
+pub const GAPS: &[Gap] = &[Gap {
+    check: "way_out",
+    on: |case| matches!(case.scene, Scene::Firewalld | Scene::Cloud | Scene::NodeLocalDns),
+    says: "a pod from ports 30080, 30053 to ",
+    why: "masquerade keeps a pod's source port, and answers to the number of a node port are taken for a service's packets",
+}];
 
 /// Whether the check fails on some node.
 pub fn is_known(check: &str) -> bool {
     GAPS.iter().any(|gap| gap.check == check)
-}
-
-/// A pod's packets in the name of another pod get no further than this node.
-fn drops_forged_sources(case: Case) -> bool {
-    let of_rules = matches!(case.scene, Scene::Calico | Scene::Firewalld);
-    of_rules || (case.rp_filter == 1 && case.families == Families::Both)
 }
