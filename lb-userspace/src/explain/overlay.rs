@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use lb_common::abi::{Bucket, BucketKey, FlowKey, fast_path, flow_link};
+use lb_common::abi::{Bucket, BucketKey, FlowKey, fast_path, flow_link, link_role};
 use lb_common::decide::{
-    self, Accepted, Established, FlowTables, Maps, NotInserted, Pace, Pick, Reserved, Tables, Work, fresh,
+    self, Accepted, Established, FlowTables, Maps, NotInserted, Pace, Packet, Pick, Reserved, Tables, Work, fresh,
 };
 use lb_common::limits::AFTER_FLOOD_S;
 use lb_common::map::{self, Map, MapId, Record};
@@ -185,6 +185,13 @@ impl<const N: usize, S: Stored> Tables<N> for Overlay<'_, S> {
 
     fn link_to(&mut self, address: &[u8; N]) -> u32 {
         self.stored.link_to(address)
+    }
+
+    /// As far as the routes show: of a bridge any port will do.
+    fn comes_by_its_link(&mut self, packet: &Packet<N>) -> bool {
+        let link = self.settings.link;
+        let by = if link == 0 { 0 } else { self.stored.link_to(&packet.key.src) };
+        by == link || self.at::<map::Links>(&by).is_some_and(|found| found.role == link_role::BRIDGE)
     }
 
     /// As far as the tables show: the programs ask the kernel as well, whether this very packet fits.

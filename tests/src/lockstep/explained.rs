@@ -11,6 +11,9 @@ use lb_userspace::explain::{self, DecisionContext, Explanation, Live, PacketAtHo
 use super::{HostSide, Lockstep, Maps, bits, demanded, goes_whole, tuple};
 use crate::test_run::{Hook, LoadedPrograms, Ran};
 
+/// Where the packets are seen.
+const LOOPBACK_INDEX: u32 = 1;
+
 /// The pinned maps, opened for reading alone.
 pub struct Explained(Live);
 
@@ -35,7 +38,7 @@ fn foretell<const N: usize, S: Stored>(
     chances: u32,
 ) -> Result<Foretold<N>> {
     let (verdict, _) = explain::decide(stored, settings, bits(hook), packet);
-    let seat = Seat { program: seen(hook), ifindex: 0, reason: String::new() };
+    let seat = Seat { program: seen(hook), ifindex: settings.link, reason: String::new() };
     let question = PacketAtHook { packet, port_is_assumed: false, seat, reported: Reported::default() };
     let explanation = explain::explain(stored, settings, question.clone());
     for seed in 1..=chances {
@@ -75,7 +78,7 @@ where
         let settings = DecisionContext {
             now_ns: memory.now_ns,
             seed: memory.seed,
-            link: 0,
+            link: LOOPBACK_INDEX,
             timeouts: memory.timeouts.with_room(),
             ports: memory.ports,
             client_key: memory.client_key,
