@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Error, ErrorKind, Result, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
@@ -73,15 +73,33 @@ impl Stream {
         self.reader.get_ref().local_addr()
     }
 
-    /// How many segments of the client's were sent more than once (`tcpi_total_retrans`): 0, if nothing was lost or refused.
+    /// How many segments of the client's were sent more than once (`tcpi_total_retrans`): 0, if none was lost, refused, or late.
     pub fn sent_again(&self) -> Result<u32> {
+        Ok(self.info()?.tcpi_total_retrans)
+    }
+
+    /// How many segments of the client's did not arrive. Of one that was sent again because it was late, the other side says that it came twice
+    /// (RFC 2883): that is waited for.
+    pub fn lost(&self) -> Result<u32> {
+        let begin = Instant::now();
+        loop {
+            let info = self.info()?;
+            let lost = info.tcpi_total_retrans.saturating_sub(info.tcpi_dsack_dups);
+            if lost == 0 || begin.elapsed() > PATIENCE {
+                return Ok(lost);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn info(&self) -> Result<libc::tcp_info> {
         // SAFETY: numbers alone, for which all zeroes is a value.
         let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
         let mut length = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).map_err(Error::other)?;
         let (socket, into) = (self.reader.get_ref().as_raw_fd(), (&raw mut info).cast());
         // SAFETY: the kernel writes at most `length` bytes.
         match unsafe { libc::getsockopt(socket, libc::IPPROTO_TCP, libc::TCP_INFO, into, &raw mut length) } {
-            0 => Ok(info.tcpi_total_retrans),
+            0 => Ok(info),
             _ => Err(Error::last_os_error()),
         }
     }

@@ -122,11 +122,11 @@ impl Client {
     fn ask(&mut self) -> Result<()> {
         let Some((stream, server)) = &mut self.open else { return Ok(()) };
         let answer = stream.ask("on")?.server;
-        let again = stream.sent_again()?;
-        if &answer == server && again == 0 {
+        let lost = stream.lost()?;
+        if &answer == server && lost == 0 {
             return Ok(());
         }
-        Err(std::io::Error::other(format!("{answer} answers, {server} did; {again} segments were sent again")))
+        Err(std::io::Error::other(format!("{answer} answers, {server} did; {lost} segments were lost")))
     }
 
     fn reset(&mut self) -> Result<()> {
