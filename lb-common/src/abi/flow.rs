@@ -77,8 +77,7 @@ pub struct Flow<const N: usize> {
     /// TCP: [`fin::SENT`] of the opposite direction, whose packets alone write it.
     pub opposite_fin: u8,
     /// TCP, SCTP: a bit of [`second`].
-    pub second: u8,
-    pub pad: u8,
+    pub second: u16,
 }
 
 impl<const N: usize> Flow<N> {
@@ -103,9 +102,11 @@ pub mod fin {
 /// Bits of [`Flow::second`]: the client's tuple has a second handshake, beside its established connection or its handshake.
 pub mod second {
     /// Original entry of an established connection: there is a second handshake. It may be over by now.
-    pub const BESIDE: u8 = 1;
+    pub const BESIDE: u16 = 1;
     /// Both entries of the second handshake.
-    pub const OWN: u8 = 2;
+    pub const OWN: u16 = 2;
+    /// What [`OWN`] puts into the padding of the key of its original entry: no packet and no claim has it.
+    pub const KEY: u8 = 2;
 }
 
 /// [`Flow::link`] in two parts: the index of the link, and whether the flow leads to another node.

@@ -63,14 +63,14 @@ pub const fn is_claim<const N: usize>(key: &FlowKey<N>) -> bool {
 /// Turns the key of an original entry into that of the second handshake on its tuple. No packet and no claim has such a key.
 #[inline(always)]
 pub const fn second_key<const N: usize>(key: &mut FlowKey<N>) {
-    key.pad = [second::OWN, 0, 0];
+    key.pad = [second::KEY, 0, 0];
 }
 
 /// Whether this is the key of a second handshake.
 #[inline(always)]
 #[must_use]
 pub const fn is_second<const N: usize>(key: &FlowKey<N>) -> bool {
-    key.pad[0] == second::OWN
+    key.pad[0] == second::KEY
 }
 
 /// Bits of [`HalfOpen::flags`].

@@ -32,7 +32,7 @@ pub use service::*;
 pub use socket::*;
 
 /// Version of everything in this module; compared before any pinned map is reused.
-pub const ABI_VERSION: u32 = 12;
+pub const ABI_VERSION: u32 = 13;
 
 /// Bytes of an IPv4 address.
 pub const V4: usize = 4;

@@ -87,7 +87,7 @@ impl<const N: usize> Connection<N> {
             self.original.flow.second
         };
         // A second handshake has its original entry under a key of its own.
-        self.original_key.pad = [own & second::OWN, 0, 0];
+        self.original_key.pad = [(own & second::OWN) as u8, 0, 0];
     }
 
     #[inline(always)]

@@ -101,7 +101,7 @@ pub fn remove(
     half_open: bool,
     is_beside: bool,
 ) -> Result<()> {
-    let (src_port, dst_port, pad) = (src.port(), dst.port(), [if is_beside { second::OWN } else { 0 }, 0, 0]);
+    let (src_port, dst_port, pad) = (src.port(), dst.port(), [if is_beside { second::KEY } else { 0 }, 0, 0]);
     let (src, dst) = (src.ip(), dst.ip());
     if src.is_ipv4() {
         let key = FlowKey { src: src.bytes(), dst: dst.bytes(), src_port, dst_port, protocol, pad };

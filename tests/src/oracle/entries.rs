@@ -34,7 +34,7 @@ pub struct Entry {
     pub ack: u32,
     pub fin: u8,
     pub opposite_fin: u8,
-    pub second: u8,
+    pub second: u16,
 }
 
 /// A half-open entry likewise.
@@ -199,8 +199,8 @@ fn entry(connection: &Connection, half: Half, address: SocketAddr, client: Socke
             | bit(half.said.heard_last, fin::ACKED)
             | bit(half.said.claimed, fin::CLAIMED),
         opposite_fin: bit(half.other_last, fin::SENT),
-        second: bit(connection.is_beside, second::OWN)
-            | bit(connection.has_beside && flags & flow_flags::REPLY == 0, second::BESIDE),
+        second: if connection.is_beside { second::OWN } else { 0 }
+            | if connection.has_beside && flags & flow_flags::REPLY == 0 { second::BESIDE } else { 0 },
     }
 }
 
@@ -247,7 +247,7 @@ pub fn sent(programs: &LoadedPrograms, (protocol, src, dst): Tuple, isn: u32) ->
             programs.state6.half_open.get(&key, 0).ok().map(|half| read(&half.flow))
         }
     };
-    let beside = entry([second::OWN, 0, 0]).filter(|entry| entry.isn == isn);
+    let beside = entry([second::KEY, 0, 0]).filter(|entry| entry.isn == isn);
     let entry = beside.or_else(|| entry([0; 3]));
     entry.filter(|entry| entry.flags & flow_flags::REPLY == 0).map(|entry| (entry.client, entry.address))
 }

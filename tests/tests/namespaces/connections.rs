@@ -1,8 +1,8 @@
 //! What `ballast get` shows of connections and backends, with the agent alive or dead.
 
+mod ends;
+
 use std::collections::BTreeSet;
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use lb_common::abi::{Health, map_name, stat_kind};
@@ -14,7 +14,6 @@ use lb_tests::peers::{Datagrams, Stream, eventually, fresh_port};
 use lb_tests::topology::NodeOptions;
 use lb_userspace::observe::contents;
 use serde_json::Value;
-use socket2::SockRef;
 
 fn items(agent: &Agent, arguments: &[&str]) -> Vec<Value> {
     let list = agent.json(&[&["get"], arguments].concat()).unwrap();
@@ -261,52 +260,6 @@ fn connections_are_found_by_client_backend_and_state() {
     let refused = agent.cli(&["get", "services", "--client", "10.0.0.1"]).unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("ask for connections"), "{said}");
-}
-
-/// One end closes by `SO_LINGER` 0 behind data that the other end has not acknowledged, since it has no way back.
-#[test]
-fn a_reset_behind_unacknowledged_data_leaves_no_entry() {
-    const CONNECTIONS: usize = 10;
-    let mut fixture = Fixture::new("linger", Pods::Routed, 1, NodeOptions::default());
-    fixture.servers.clear();
-    let service = fixture.web();
-    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--flow-timeouts=closing=1s"]);
-    let open = || items(&agent, &["connections", "--state", "open"]).len();
-    let backend = &fixture.backends[0];
-    for to in service.frontends(Protocol::Tcp) {
-        let at = SocketAddr::new(backend.addresses().like(to.ip()), 8080);
-        let listener = backend.netns().run(|| TcpListener::bind(at)).unwrap();
-        for by_client in [true, false] {
-            let connect = || {
-                let client = fixture.client.netns().run(|| TcpStream::connect(to)).unwrap();
-                (client, listener.accept().unwrap().0)
-            };
-            let ends: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
-            assert_eq!(open(), CONNECTIONS);
-            let (deaf, away) = if by_client {
-                (backend, fixture.client.addresses().like(to.ip()))
-            } else {
-                (&fixture.client, to.ip())
-            };
-            let route = format!("blackhole {away}/{}", if away.is_ipv4() { 32 } else { 128 });
-            deaf.namespace().ip(&format!("route add {route}")).unwrap();
-            for (client, server) in ends {
-                let (mut closed, mut other) = if by_client { (client, server) } else { (server, client) };
-                closed.write_all(b"unacknowledged").unwrap();
-                SockRef::from(&closed).set_linger(Some(Duration::ZERO)).unwrap();
-                drop(closed);
-                other.set_read_timeout(Some(SOON)).unwrap();
-                let ended = other.read_to_end(&mut Vec::new()).unwrap_err();
-                assert_eq!(ended.kind(), ErrorKind::ConnectionReset, "{to}, by the client: {by_client}");
-            }
-            deaf.namespace().ip(&format!("route del {route}")).unwrap();
-            assert_eq!(open(), 0, "{to}, by the client: {by_client}");
-        }
-    }
-    eventually("no entry is left", SOON, || {
-        let backends = items(&agent, &["backends", "--service", "web:80"]);
-        backends.iter().all(|backend| number(backend, "flows") == 0).then_some(())
-    });
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::words;
 
 /// Marks the client's established connection, if it has one: its packets are compared with the second handshake.
 #[inline(always)]
-pub fn mark<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &Work<N>, bits: u8) {
+pub fn mark<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &Work<N>, bits: u16) {
     let key = &work.packet.key;
     if let Some(entry) = tables.flow_entry(key) {
         tables.change_flow(entry, tag(key), |flow| flow.second = bits);

@@ -120,7 +120,7 @@ fn remove_original_handshake<const N: usize, T: FlowTables<N>>(
     reply_key: &FlowKey<N>,
     stored: &mut HalfOpen<N>,
 ) {
-    key.pad[0] = stored.flow.second & second::OWN;
+    key.pad[0] = (stored.flow.second & second::OWN) as u8;
     if tables.half_open(key, stored) && leads_to(key, &stored.flow, reply_key) {
         tables.remove_half_open(key);
     }

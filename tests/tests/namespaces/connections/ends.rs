@@ -1,0 +1,127 @@
+//! Entries of connections leave the tables as the sockets do, whatever is lost on the way.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::time::Duration;
+
+use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
+use lb_tests::fixture::{Fixture, Pods};
+use lb_tests::peers::eventually;
+use lb_tests::topology::{NetNs, NodeOptions};
+use socket2::SockRef;
+
+use super::{items, number};
+
+/// Bursts of segments that their sender's own rules drop, before any program sees them: more than 128 KiB at once.
+const BURSTS: &str = "table inet bursts { chain out { type filter hook output priority 0; \
+                      tcp sport 8080 meta length > 8000 numgen inc mod 40 < 6 counter drop; }; }";
+
+fn nft(netns: &NetNs, arguments: &[&str]) -> String {
+    let output = netns.run(|| Command::new("nft").args(arguments).output()).unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Open connections, and what the backends are said to have.
+fn left(agent: &Agent) -> (usize, u64) {
+    let open = items(agent, &["connections", "--state", "open"]).len();
+    let backends = items(agent, &["backends", "--service", "web:80"]);
+    (open, backends.iter().map(|backend| number(backend, "flows")).sum())
+}
+
+/// One end closes by `SO_LINGER` 0 behind data that the other end has not acknowledged, since it has no way back.
+#[test]
+fn a_reset_behind_unacknowledged_data_leaves_no_entry() {
+    const CONNECTIONS: usize = 10;
+    let mut fixture = Fixture::new("linger", Pods::Routed, 1, NodeOptions::default());
+    fixture.servers.clear();
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--flow-timeouts=closing=1s"]);
+    let open = || items(&agent, &["connections", "--state", "open"]).len();
+    let backend = &fixture.backends[0];
+    for to in service.frontends(Protocol::Tcp) {
+        let at = SocketAddr::new(backend.addresses().like(to.ip()), 8080);
+        let listener = backend.netns().run(|| TcpListener::bind(at)).unwrap();
+        for by_client in [true, false] {
+            let connect = || {
+                let client = fixture.client.netns().run(|| TcpStream::connect(to)).unwrap();
+                (client, listener.accept().unwrap().0)
+            };
+            let ends: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
+            assert_eq!(open(), CONNECTIONS);
+            let (deaf, away) = if by_client {
+                (backend, fixture.client.addresses().like(to.ip()))
+            } else {
+                (&fixture.client, to.ip())
+            };
+            let route = format!("blackhole {away}/{}", if away.is_ipv4() { 32 } else { 128 });
+            deaf.namespace().ip(&format!("route add {route}")).unwrap();
+            for (client, server) in ends {
+                let (mut closed, mut other) = if by_client { (client, server) } else { (server, client) };
+                closed.write_all(b"unacknowledged").unwrap();
+                SockRef::from(&closed).set_linger(Some(Duration::ZERO)).unwrap();
+                drop(closed);
+                other.set_read_timeout(Some(SOON)).unwrap();
+                let ended = other.read_to_end(&mut Vec::new()).unwrap_err();
+                assert_eq!(ended.kind(), ErrorKind::ConnectionReset, "{to}, by the client: {by_client}");
+            }
+            deaf.namespace().ip(&format!("route del {route}")).unwrap();
+            assert_eq!(open(), 0, "{to}, by the client: {by_client}");
+        }
+    }
+    eventually("no entry is left", SOON, || (left(&agent) == (0, 0)).then_some(()));
+}
+
+/// A download that loses segments in bursts is read to its end, or aborted under way.
+#[test]
+fn bursts_of_loss_leave_no_entry_of_a_download() {
+    const CONNECTIONS: usize = 3;
+    const BEFORE: usize = 16 << 20;
+    const AFTER: usize = 32 << 20;
+    let mut fixture = Fixture::new("bursts", Pods::Routed, 1, NodeOptions::default());
+    fixture.servers.clear();
+    let service = fixture.web();
+    let agent = fixture.agent(&Manifest::of([service.clone()]), &["--flow-timeouts=closing=1s"]);
+    let backend = &fixture.backends[0];
+    for to in service.frontends(Protocol::Tcp) {
+        let address = SocketAddr::new(backend.addresses().like(to.ip()), 8080);
+        let listener = backend.netns().run(|| TcpListener::bind(address)).unwrap();
+        for aborts in [false, true] {
+            let connect = || {
+                let client = fixture.client.netns().run(|| TcpStream::connect(to)).unwrap();
+                client.set_read_timeout(Some(SOON)).unwrap();
+                let (mut server, _) = listener.accept().unwrap();
+                std::thread::spawn(move || {
+                    // An aborted one cannot be written to its end.
+                    let written =
+                        server.write_all(&vec![1; BEFORE + AFTER]).and_then(|()| server.shutdown(Shutdown::Write));
+                    assert_eq!(written.is_err(), aborts, "{written:?}");
+                    let _ = server.read_to_end(&mut Vec::new());
+                });
+                client
+            };
+            let mut clients: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
+            for client in &mut clients {
+                client.read_exact(&mut vec![0; BEFORE]).unwrap();
+            }
+            assert_eq!(left(&agent), (CONNECTIONS, CONNECTIONS as u64), "{to}");
+            nft(backend.netns(), &[BURSTS]);
+            for client in &mut clients {
+                if aborts {
+                    client.read_exact(&mut vec![0; AFTER / 4]).unwrap();
+                    SockRef::from(&*client).set_linger(Some(Duration::ZERO)).unwrap();
+                } else {
+                    assert_eq!(client.read_to_end(&mut Vec::new()).unwrap(), AFTER);
+                }
+            }
+            drop(clients);
+            let dropped = nft(backend.netns(), &["list", "table", "inet", "bursts"]);
+            assert!(!dropped.contains("counter packets 0"), "{dropped}");
+            nft(backend.netns(), &["delete", "table", "inet", "bursts"]);
+            eventually(&format!("{to}, aborted: {aborts}: no entry is left"), SOON, || {
+                (left(&agent) == (0, 0)).then_some(())
+            });
+        }
+    }
+}
