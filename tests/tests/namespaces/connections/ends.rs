@@ -13,8 +13,8 @@ use socket2::SockRef;
 
 use super::{items, number};
 
-/// A burst of segments in the midst of a download that their sender loses before any program sees them: far more than 128 KiB, with as much behind
-/// them. Where its own rules drop a segment, the sender knows: they lead it astray.
+/// A burst of segments, 20 MB into a download, that is lost before any program sees it: more than 128 KiB, with as much behind it. A sender knows
+/// of segments that its own rules drop, so they lead them astray.
 const BURST: &str = "table netdev burst { chain out { type filter hook egress device eth0 priority 0; \
                      tcp sport 8080 meta length > 8000 quota over 20 mbytes quota 400 kbytes counter fwd to lo; }; }";
 
