@@ -11,7 +11,9 @@ use super::tables::Tables;
 use super::transition::{HandshakeOriginal, HandshakeReply};
 use super::verdict::Action;
 use super::work::{Work, allocation};
-use super::{affinity, collision, connect_time, dsr, fast_path, handshake, outlier, retained, second, select, share};
+use super::{
+    affinity, collision, connect_time, dsr, fast_path, handshake, outlier, retained, second, select, share, vip,
+};
 use crate::abi::{Flow, TCP, flow_flags, flow_state, half_open_flags};
 use crate::outcome::Outcome;
 
@@ -247,6 +249,8 @@ pub fn complete<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Wor
         }
         if !is_handshake && is_adopted(tables, work, hook, now) {
             work.verdict.settle(Action::Pass, Outcome::PassedAdoption);
+        } else if !is_handshake && is_nodes(tables, work, hook) {
+            work.verdict.settle(Action::Pass, Outcome::Passed);
         }
         return Step::Decided;
     }
@@ -315,6 +319,16 @@ fn is_adopted<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook
         && !work.is_chosen()
         && matches!(work.verdict.action, Action::Refuse | Action::Drop)
         && tables.adopts(now.s)
+}
+
+/// Whether a segment from outside, of no connection that the tables hold, is for the node's stack: a process of the node, or a pod whose source the node
+/// translates, may have the number of a node port as its own port. The stack refuses what it does not know. Nobody else has a service's address.
+#[inline(always)]
+fn is_nodes<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook) -> bool {
+    hook.has(Hook::FROM_OUTSIDE)
+        && !work.is_chosen()
+        && matches!(work.verdict.action, Action::Refuse | Action::Drop)
+        && !vip::is_vip(tables, &work.packet.key.dst)
 }
 
 /// The connection gets its entries anew, with the backend in `work.pick`: its SYN went there. The backend's reply to the segment shows

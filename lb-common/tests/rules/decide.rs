@@ -1,6 +1,6 @@
 //! What a client and a backend notice of the decision, packet by packet, over plain tables.
 
-use lb_common::abi::{FlowKey, ServiceKey, TCP, UDP, backend_flags, backend_state};
+use lb_common::abi::{FlowKey, ServiceKey, TCP, UDP, Vip, VipKey, backend_flags, backend_state, vip_flags};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::outcome::Outcome;
 use lb_common::plain::{ISN, Memory, tuple};
@@ -97,6 +97,23 @@ fn a_segment_without_a_flow_is_refused() {
         assert_eq!((verdict.action, verdict.outcome), (Action::Refuse, Outcome::RefusedNoFlow));
     }
     assert!(tables.flows.is_empty());
+}
+
+/// The answer to a pod whose source the node translates, or to a process of the node, has a node port as its destination where that is the asker's port.
+#[test]
+fn a_segment_from_outside_without_a_flow_at_an_address_of_the_node_is_the_nodes() {
+    for backends in [&BACKENDS[..], &[]] {
+        for hook in [Hook::NODE_IN, Hook::NODE_IN_L3, Hook::XDP] {
+            let mut tables = serving(backends);
+            for flags in [ACK, SYN | ACK, FIN | ACK, RST] {
+                let verdict = tables.ask(to_vip(TCP, 40_000), flags, hook);
+                assert_eq!((verdict.action, verdict.outcome), (Action::Pass, Outcome::Passed), "{hook:?}");
+            }
+            // Nobody but us could answer at the address of a service.
+            tables.vips.insert(VipKey { address: VIP }, Vip { flags: vip_flags::ECHO });
+            assert_ne!(tables.ask(to_vip(TCP, 40_000), ACK, hook).action, Action::Pass, "{hook:?}");
+        }
+    }
 }
 
 #[test]

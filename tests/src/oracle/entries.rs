@@ -247,8 +247,10 @@ pub fn sent(programs: &LoadedPrograms, (protocol, src, dst): Tuple, isn: u32) ->
             programs.state6.half_open.get(&key, 0).ok().map(|half| read(&half.flow))
         }
     };
-    let beside = entry([second::KEY, 0, 0]).filter(|entry| entry.isn == isn);
-    let entry = beside.or_else(|| entry([0; 3]));
+    // A second handshake may outlast the first one, whose place another SYN takes then.
+    let (first, beside) = (entry([0; 3]), entry([second::KEY, 0, 0]));
+    let own = [&first, &beside].into_iter().flatten().find(|entry| entry.isn == isn).cloned();
+    let entry = own.or(first);
     entry.filter(|entry| entry.flags & flow_flags::REPLY == 0).map(|entry| (entry.client, entry.address))
 }
 

@@ -47,8 +47,17 @@ pub fn open(model: &mut Model, asked: Asked, why: Outcome, hint: Hint) -> Result
         let is_adopted = model.now_s < model.adoption_until_s
             && asked.hook != Hook::NodeOut
             && !model.is_half_open(asked.protocol, asked.src, asked.dst);
-        let otherwise =
-            if is_adopted { Expected { outcome: Outcome::PassedAdoption, service: id, ..PASS } } else { unserved };
+        // The answer to somebody of this node who has that port.
+        let is_nodes = matches!(asked.hook, Hook::NodeIn | Hook::Xdp)
+            && !model.vips.contains_key(&asked.dst.ip())
+            && !model.is_half_open(asked.protocol, asked.src, asked.dst);
+        let otherwise = if is_adopted {
+            Expected { outcome: Outcome::PassedAdoption, service: id, ..PASS }
+        } else if is_nodes {
+            Expected { service: id, ..PASS }
+        } else {
+            unserved
+        };
         return Ok(Some(known.unwrap_or(otherwise)));
     }
     let usable = usable(model, members);

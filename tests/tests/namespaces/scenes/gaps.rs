@@ -23,8 +23,8 @@ impl Gap {
 pub const GAPS: &[Gap] = &[Gap {
     check: "way_out",
     on: |case| matches!(case.scene, Scene::Firewalld | Scene::Cloud | Scene::NodeLocalDns),
-    says: "a pod from ports 30080, 30053 to ",
-    why: "masquerade keeps a pod's source port, and answers to the number of a node port are taken for a service's packets",
+    says: ": udp: ",
+    why: "masquerade keeps a pod's source port, and datagrams to the number of a node port are taken for a service's packets",
 }];
 
 /// Whether the check fails on some node.
