@@ -60,7 +60,8 @@ impl Datapath {
         begun.iter().try_for_each(|begun| begun.keep_old_programs(&mut created))?;
         let switching = Switching::of(begun, &pins);
         let (sources, links) = (Sources::open(pins.tables())?, Links::restore(&kernel));
-        let mut fast_path = fast_path::Switch::new(settings.fast_path);
+        let in_force = Pins::under(&settings.bpffs).tables().to_owned();
+        let mut fast_path = fast_path::Switch::new(settings.fast_path, in_force);
         fast_path.begin(&mut kernel.fast_path)?;
         let addresses = own_addresses()?;
         let status = watch::Sender::new(Status {

@@ -7,3 +7,4 @@ pub mod adopt;
 pub mod conntrack;
 pub mod hand_over;
 pub mod netfilter;
+pub mod tracked;

@@ -54,6 +54,17 @@ impl Stream {
         self.reader.get_mut().write_all(format!("{text}\n").as_bytes())
     }
 
+    /// Says that nothing more comes; the other side may go on.
+    pub fn half_close(&self) -> Result<()> {
+        self.reader.get_ref().shutdown(Shutdown::Write)
+    }
+
+    /// Reads an answer that was not asked for.
+    pub fn receive(&mut self) -> Result<Answer> {
+        let line = self.read_line()?;
+        Answer::parse(&line).ok_or_else(|| Error::new(ErrorKind::InvalidData, line))
+    }
+
     /// Reads a line that was not asked for.
     pub fn read_line(&mut self) -> Result<String> {
         let mut line = String::new();

@@ -3,6 +3,7 @@
 //! One line asked, one line answered: `NAME SAW-PEER SAW-LOCAL TEXT`.
 
 mod client;
+mod push;
 mod reach;
 mod sctp;
 mod server;
@@ -11,6 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 pub use client::{Datagrams, Stream};
+pub use push::{Pusher, pushed_now};
 pub use reach::{fresh_port, reaches_all, refused_at_once};
 pub use sctp::Association;
 pub use server::Server;

@@ -123,6 +123,7 @@ fn an_entry_that_is_made_translates_a_connection() {
             original: entry.original,
             backend: entry.reply.src,
             source: None,
+            is_answered: true,
             timeout: Duration::from_hours(1),
         };
         nat.node().run(|| {
@@ -150,7 +151,8 @@ fn datagrams_follow_an_entry_with_another_source() {
         let node = SocketAddr::new(nat.fixture.node.addresses().like(frontend.ip()), 61_234);
         let original = Tuple { src: client, dst: frontend, protocol: UDP };
         let backend = nat.backend(frontend, 1, 5353);
-        let made = NewEntry { original, backend, source: Some(node), timeout: Duration::from_mins(2) };
+        let made =
+            NewEntry { original, backend, source: Some(node), is_answered: true, timeout: Duration::from_mins(2) };
         nat.node().run(|| assert!(Conntrack::open().unwrap().insert(&made).unwrap()));
         let socket = Datagrams::connected(nat.fixture.client.netns(), client.port(), frontend).unwrap();
         let answer = socket.ask("who").unwrap_or_else(|error| panic!("{frontend}: {error}"));

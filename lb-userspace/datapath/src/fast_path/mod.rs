@@ -8,11 +8,13 @@ mod neighbours;
 mod netfilter;
 mod ports;
 mod skips;
+mod tracking;
 mod transform;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    path::PathBuf,
 };
 
 use aya::maps::{Array, MapData};
@@ -32,6 +34,7 @@ use super::{
 
 pub(super) use ports::BridgePorts;
 use skips::{MOST_NAMED, Skips};
+use tracking::Tracking;
 
 /// Where the programs read which flows have a fast path, and until when ([`open_to`]).
 pub(super) struct Word(pub Array<MapData, u32>);
@@ -46,7 +49,11 @@ impl fmt::Debug for Word {
 #[derive(Debug)]
 pub(super) struct Switch {
     asked: FastPath,
+    /// The folder of the tables in force.
+    tables: PathBuf,
     netfilter: netfilter::Watch,
+    /// Whether forwarded packets met rules at the last look: conntrack knows the connections from before.
+    has_rules: bool,
     /// What would be skipped; `None`: nobody has looked yet.
     skips: Option<Skips>,
     /// Bridges whose pods take the stack all the same, and why.
@@ -75,22 +82,28 @@ pub struct FastPathStatus {
 }
 
 impl Switch {
-    pub fn new(asked: FastPath) -> Self {
-        Self { asked, netfilter: netfilter::Watch::default(), skips: None, closed_bridges: Vec::new(), open: 0 }
+    /// `tables`: the folder of those in force.
+    pub fn new(asked: FastPath, tables: PathBuf) -> Self {
+        let netfilter = netfilter::Watch::default();
+        Self { asked, tables, netfilter, has_rules: false, skips: None, closed_bridges: Vec::new(), open: 0 }
     }
 
     /// Tells the programs before they are attached. Under `auto` what the agent before found holds until this one has looked at everything,
     /// unless its permission has expired, or netfilter alone says otherwise.
     pub fn begin(&mut self, word: &mut Word) -> Result<(), DatapathError> {
-        let open = match self.asked {
-            FastPath::Auto => {
-                let open = open_to::at(word.0.get(&0, 0).map_err(aya::EbpfError::MapError)?, now_ns());
-                if open != 0 && self.netfilter.skipped().is_empty() { open } else { 0 }
+        if self.asked == FastPath::On {
+            return self.permit(word, open_to::PODS | open_to::NODES);
+        }
+        let open = open_to::at(word.0.get(&0, 0).map_err(aya::EbpfError::MapError)?, now_ns());
+        self.has_rules = !self.netfilter.skipped().is_empty();
+        if self.has_rules {
+            // They may have come while no agent ran.
+            let tracking = Tracking::begin(&self.tables);
+            if open != 0 {
+                tracking.wait();
             }
-            FastPath::On => open_to::PODS | open_to::NODES,
-            FastPath::Off => 0,
-        };
-        self.permit(word, open)
+        }
+        self.permit(word, if self.has_rules || self.asked == FastPath::Off { 0 } else { open })
     }
 
     pub fn status(&self) -> FastPathStatus {
@@ -120,7 +133,10 @@ impl Switch {
         if self.asked != FastPath::Auto {
             return self.permit(word, self.open).map(|()| is_news);
         }
-        let mut skips = Skips { all: self.netfilter.skipped(), to_nodes: Vec::new() };
+        let rules = self.netfilter.skipped();
+        let had_rules = std::mem::replace(&mut self.has_rules, !rules.is_empty());
+        let tracking = (self.has_rules && !had_rules).then(|| Tracking::begin(&self.tables));
+        let mut skips = Skips { all: rules, to_nodes: Vec::new() };
         skips.all.extend(transform::skipped());
         skips.all.extend(error.map(|error| format!("not known: {error}")));
         if let Err(error) = links::find_skipped(handle, names, ours, &mut skips).await {
@@ -132,7 +148,14 @@ impl Switch {
             let (pods, nodes) = (open & open_to::PODS != 0, open & open_to::NODES != 0);
             tracing::info!(pods, nodes, ?skips, "the fast path is switched");
         }
-        self.permit(word, open)?;
+        match tracking {
+            Some(tracking) => {
+                tracking.waited().await;
+                self.permit(word, open)?;
+                tracking.go_on();
+            }
+            None => self.permit(word, open)?,
+        }
         let before = self.skips.replace(skips);
         Ok(is_news || before != self.skips)
     }

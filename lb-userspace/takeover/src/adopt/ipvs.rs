@@ -108,6 +108,7 @@ fn with_nat(entry: &Entry) -> NewEntry {
         original: entry.original,
         backend: entry.reply.src,
         source: (source != entry.original.src).then_some(source),
+        is_answered: true,
         timeout: entry.timeout.max(LEAST_TIMEOUT),
     }
 }

@@ -14,6 +14,8 @@ use lb_netlink::{Attributes, Message, big16, big32, find};
 pub(super) const LIST: &str = "listing connections";
 /// Flags of [`insert`].
 pub(super) const INSERT: u16 = NLM_F_CREATE | NLM_F_EXCL;
+/// Flag of [`insert`]: an entry that is there is changed.
+pub(super) const PUT: u16 = NLM_F_CREATE;
 
 const SUBSYSTEM: u16 = 1 << 8;
 const NEW: u16 = SUBSYSTEM;
@@ -81,6 +83,7 @@ pub mod status {
 
 /// States of a TCP connection (`enum tcp_conntrack`).
 pub mod tcp_state {
+    pub const SYN_SENT: u8 = 1;
     pub const ESTABLISHED: u8 = 3;
     pub const TIME_WAIT: u8 = 7;
     pub const CLOSE: u8 = 8;
@@ -112,26 +115,30 @@ fn of_tuple(kind: u16, tuple: &Tuple) -> Message {
     Message::nfnetlink(kind, tuple.family().number(), attributes)
 }
 
-/// Makes an established connection.
+/// Makes a connection.
 ///
 /// The kernel sets the bits of NAT in the status only where a NAT attribute changes the reply tuple: that one is the untranslated one here.
 pub fn insert(entry: &NewEntry) -> Message {
-    let NewEntry { original, backend, source, timeout } = entry;
-    let status = status::CONFIRMED | status::SEEN_REPLY | status::ASSURED;
+    let NewEntry { original, backend, source, is_answered, timeout } = entry;
+    let answered = if *is_answered { status::SEEN_REPLY | status::ASSURED } else { 0 };
+    let status = status::CONFIRMED | answered;
     let seconds = u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX);
     let mut attributes = Attributes::default()
         .nest(attribute::TUPLE_ORIGINAL, &tuple_attributes(original))
         .nest(attribute::TUPLE_REPLY, &tuple_attributes(&original.reversed()))
         .with(attribute::STATUS, &status.to_be_bytes())
-        .with(attribute::TIMEOUT, &seconds.to_be_bytes())
-        .nest(attribute::NAT_DESTINATION, &nat_attributes(*backend));
+        .with(attribute::TIMEOUT, &seconds.to_be_bytes());
+    if *backend != original.dst {
+        attributes = attributes.nest(attribute::NAT_DESTINATION, &nat_attributes(*backend));
+    }
     if let Some(source) = source {
         attributes = attributes.nest(attribute::NAT_SOURCE, &nat_attributes(*source));
     }
     let info = match original.protocol {
         TCP => {
             let liberal = [info::LIBERAL; 2];
-            let tcp = Attributes::default().with(info::STATE, &[tcp_state::ESTABLISHED]);
+            let state = if *is_answered { tcp_state::ESTABLISHED } else { tcp_state::SYN_SENT };
+            let tcp = Attributes::default().with(info::STATE, &[state]);
             let tcp = info::FLAGS.into_iter().fold(tcp, |tcp, flags| tcp.with(flags, &liberal));
             Some(Attributes::default().nest(info::TCP, &tcp))
         }
@@ -271,6 +278,7 @@ mod tests {
             original,
             backend: "10.0.1.9:8080".parse().expect("an address"),
             source: Some("10.0.0.1:61000".parse().expect("an address")),
+            is_answered: true,
             timeout: Duration::from_hours(1),
         };
         let message = insert(&entry);
@@ -292,6 +300,20 @@ mod tests {
         let tcp = find(info, info::TCP).expect("TCP");
         assert_eq!(find(tcp, info::STATE), Some(&[tcp_state::ESTABLISHED][..]));
         assert!(info::FLAGS.into_iter().all(|flags| find(tcp, flags) == Some(&[8, 8])));
+    }
+
+    #[test]
+    fn what_nobody_has_answered_and_nothing_translates_is_made_so() {
+        let original = tuple("10.0.0.7:40000", "10.0.1.9:8080", TCP);
+        let timeout = Duration::from_mins(1);
+        let entry = NewEntry { original, backend: original.dst, source: None, is_answered: false, timeout };
+        let attributes = insert(&entry).attributes;
+        assert_eq!(big32(&attributes, attribute::STATUS), Some(status::CONFIRMED));
+        assert!(
+            [attribute::NAT_DESTINATION, attribute::NAT_SOURCE].into_iter().all(|nat| find(&attributes, nat).is_none())
+        );
+        let tcp = find(&attributes, attribute::PROTOCOL_INFO).and_then(|info| find(info, info::TCP)).expect("TCP");
+        assert_eq!(find(tcp, info::STATE), Some(&[tcp_state::SYN_SENT][..]));
     }
 
     #[test]

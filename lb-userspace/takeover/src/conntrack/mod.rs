@@ -94,13 +94,16 @@ impl Entry {
     }
 }
 
-/// A connection that conntrack is to know: established, its destination translated.
+/// A connection that conntrack is to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewEntry {
     pub original: Tuple,
+    /// DNAT: where the packets go. That of the tuple: it is not translated.
     pub backend: SocketAddr,
     /// SNAT: the source that the backend sees. `None`: the client's own.
     pub source: Option<SocketAddr>,
+    /// Whether the other end has answered: the connection is established.
+    pub is_answered: bool,
     pub timeout: Duration,
 }
 
@@ -139,6 +142,13 @@ impl Conntrack {
     pub fn insert(&mut self, entry: &NewEntry) -> Result<bool, ConntrackError> {
         let inserted = self.0.change(message::INSERT, message::insert(entry));
         unless(libc::EEXIST, inserted).map_err(ConntrackError::of("making a connection"))
+    }
+
+    /// Makes entries without NAT, or changes what is known of their tuples. Returns the result of each. The kernel holds an answer for each until it is
+    /// read, in room for some 200.
+    pub fn put(&mut self, entries: &[NewEntry]) -> Result<Vec<io::Result<()>>, ConntrackError> {
+        let requests = entries.iter().map(|entry| (message::PUT, message::insert(entry))).collect();
+        self.0.changes(requests).map_err(ConntrackError::of("making connections"))
     }
 
     /// Puts an entry in the place of the one with the same original tuple, if there is one. The kernel does both steps at one request. `false`: one of

@@ -27,14 +27,40 @@ pub fn is_given<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, timeouts: &Tim
 pub fn translated<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, timeouts: &Timeouts, now: Now) -> NewEntry {
     let source = SocketAddr::new(address(&flow.client), flow.client_port);
     let original = original(key);
-    let silent_s = now.s.saturating_sub(flow.seen_s);
-    let left_s = timeouts.of_flow(key.protocol, flow).saturating_sub(silent_s);
     NewEntry {
         original,
         backend: SocketAddr::new(address(&flow.address), flow.port),
         source: (source != original.src).then_some(source),
-        timeout: Duration::from_secs(left_s.into()).max(LEAST_TIMEOUT),
+        is_answered: true,
+        timeout: timeout(key, flow, timeouts, now),
     }
+}
+
+/// The connection as netfilter sees it while the programs translate its packets before and behind it. `None`: it does not take the fast path, or no
+/// more, or netfilter has seen all of its packets.
+pub fn of_fast_path<const N: usize>(
+    key: &FlowKey<N>,
+    flow: &Flow<N>,
+    timeouts: &Timeouts,
+    now: Now,
+) -> Option<NewEntry> {
+    // A claim and a second handshake have keys of their own.
+    let is_clients = flow.tag == tag(key) && key.pad == [0; 3] && flow.flags & flow_flags::REPLY == 0;
+    let is_live = matches!(flow.state, flow_state::HALF_OPEN | flow_state::OPEN | flow_state::STREAM);
+    if flow.link == 0 || !is_clients || !is_live || expired(flow, timeouts.of_flow(key.protocol, flow), now.s) {
+        return None;
+    }
+    let [_, original] = untranslated(key, flow);
+    let is_answered = flow.state != flow_state::HALF_OPEN;
+    let timeout = timeout(key, flow, timeouts, now);
+    Some(NewEntry { original, backend: original.dst, source: None, is_answered, timeout })
+}
+
+/// How long the connection lasts without another packet.
+fn timeout<const N: usize>(key: &FlowKey<N>, flow: &Flow<N>, timeouts: &Timeouts, now: Now) -> Duration {
+    let silent_s = now.s.saturating_sub(flow.seen_s);
+    let left_s = timeouts.of_flow(key.protocol, flow).saturating_sub(silent_s);
+    Duration::from_secs(left_s.into()).max(LEAST_TIMEOUT)
 }
 
 /// Tuples under which conntrack may know the connection, but untranslated: before the programs translated its packets, and after.
@@ -117,6 +143,25 @@ mod tests {
         let masqueraded = Flow { client: [192, 0, 2, 1], client_port: 61_000, ..flow };
         let entry = translated(&key, &masqueraded, &Timeouts::DEFAULT, now(160));
         assert_eq!(entry.source, Some(socket("192.0.2.1:61000")));
+    }
+
+    #[test]
+    fn of_the_fast_path_conntrack_is_told_what_netfilter_sees() {
+        let (key, flow) = connection();
+        let of = |flow: Flow<4>| of_fast_path(&key, &flow, &Timeouts::DEFAULT, now(160));
+        let fast = Flow { link: 7, client_port: 61_000, ..flow };
+        let entry = of(fast).expect("on the fast path");
+        assert_eq!((entry.original.src, entry.original.dst), (socket("10.1.0.2:61000"), socket("10.1.0.3:8080")));
+        assert_eq!((entry.backend, entry.source, entry.is_answered), (entry.original.dst, None, true));
+        let asked = of(Flow { state: flow_state::HALF_OPEN, seen_s: 159, ..fast }).expect("it may be answered");
+        assert!(!asked.is_answered);
+        assert_eq!(of(flow), None, "by the stack");
+        for state in [flow_state::CLOSING, flow_state::EVICTED, flow_state::ADOPTED, flow_state::HELD] {
+            assert_eq!(of(Flow { state, ..fast }), None, "{state}");
+        }
+        assert_eq!(of(Flow { flags: flow_flags::REPLY, ..fast }), None);
+        let claim = FlowKey { pad: [1, 0, 0], ..key };
+        assert_eq!(of_fast_path(&claim, &fast, &Timeouts::DEFAULT, now(160)), None);
     }
 
     #[test]

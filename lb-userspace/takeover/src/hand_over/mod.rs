@@ -11,7 +11,7 @@
 //!
 //! Entries that are held and stay so are given up by the programs after [`lb_common::limits::HOLD_S`].
 
-mod entry;
+pub(crate) mod entry;
 
 use std::io;
 use std::time::Duration;
@@ -242,11 +242,11 @@ fn set_state<const N: usize>(
 }
 
 /// The programs' clock.
-fn now() -> Now {
+pub(crate) fn now() -> Now {
     Now::from_ns(u64::try_from(clock().as_nanos()).unwrap_or(u64::MAX))
 }
 
-fn clock() -> Duration {
+pub(crate) fn clock() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     // Never negative: it starts at boot.
     Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
