@@ -31,14 +31,14 @@ pub fn link_to<const N: usize>(context: *mut c_void, ifindex: u32, address: &[u8
     if known { query.ifindex } else { 0 }
 }
 
-/// Whether packets from `from` to `to` leave by this link: as a pod's own, or as a port of the bridge that they leave by. Of a neighbour whose port
-/// is not known the bridge proves nothing, and any of its ports will do.
+/// Whether packets from `from` to `to` that come by the link `own` leave by this one: as a pod's own, or as a port of the bridge that they leave by. Of
+/// a neighbour whose port is not known the bridge proves nothing, and any of its ports will do.
 ///
 /// A function of its own: off the stack of those that ask.
 #[inline(never)]
-pub fn leads_back<const N: usize>(context: *mut c_void, link: u32, from: &[u8; N], to: &[u8; N]) -> bool {
+pub fn leads_by<const N: usize>(context: *mut c_void, own: u32, from: &[u8; N], to: &[u8; N], link: u32) -> bool {
     let mut query = query(from, to, 0);
-    query.ifindex = link;
+    query.ifindex = own;
     // SAFETY: the query lives on this stack, and the call has its size.
     let found = unsafe { bpf_fib_lookup(context, &raw mut query, size_of::<FibQuery>() as i32, 0) };
     if found != i64::from(BPF_FIB_LKUP_RET_SUCCESS) && found != i64::from(BPF_FIB_LKUP_RET_NO_NEIGH) {

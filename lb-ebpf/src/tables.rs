@@ -196,7 +196,12 @@ impl<const N: usize, const IN_SOCKET: bool> Tables<N> for KernelOf<IN_SOCKET> {
 
     #[inline(always)]
     fn comes_by_its_link(&mut self, packet: &Packet<N>) -> bool {
-        fib::leads_back(self.context, self.ifindex, &packet.key.dst, &packet.key.src)
+        fib::leads_by(self.context, self.ifindex, &packet.key.dst, &packet.key.src, self.ifindex)
+    }
+
+    #[inline(always)]
+    fn leads_by(&mut self, from: &[u8; N], to: &[u8; N], link: u32) -> bool {
+        fib::leads_by(self.context, self.ifindex, from, to, link)
     }
 
     #[inline(always)]

@@ -16,7 +16,7 @@ use super::tables::Tables;
 use super::transition::{EstablishedOriginal, EstablishedReply, EstablishedSyn};
 use super::verdict::Action;
 use super::work::Work;
-use crate::abi::{Flow, flow_state};
+use crate::abi::{Flow, flow_flags, flow_link, flow_state};
 use crate::limits::ANSWER_TIMEOUT_S;
 use crate::outcome::Outcome;
 use crate::state;
@@ -56,8 +56,32 @@ pub fn established<const N: usize, T: FlowTables<N>>(
     if !matches!(step, Step::Refresh | Step::Remove | Step::Reselect) {
         return step;
     }
+    if step == Step::Refresh {
+        follow_route(tables, work);
+    }
     tables.keep_entries(work, step != Step::Refresh);
     if step == Step::Reselect { Step::Select } else { Step::Decided }
+}
+
+/// A packet of a connection between two pods of this node, of each direction one in a second, asks the routing table. If that leads elsewhere by now,
+/// or nowhere, the connection takes the stack from here on. Those to other nodes ask with each request.
+#[inline(always)]
+fn follow_route<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
+    let flow = &work.connection.entry().flow;
+    let (link, is_reply) = (flow.link, flow.flags & flow_flags::REPLY != 0);
+    if link == 0 || flow_link::way(link) != 0 || flow.own_link != tables.link() {
+        return;
+    }
+    // As the stack sees the packet: only its destination is translated.
+    let key = &work.packet.key;
+    let to = if is_reply { &key.dst } else { &flow.address };
+    if !tables.leads_by(&key.src, to, link) {
+        commit::leave_fast_path(tables, work);
+        // A reply is translated where it would skip the client's link: this last one goes there.
+        if !is_reply {
+            work.verdict.link = 0;
+        }
+    }
 }
 
 /// A packet of an established connection whose backend drains. All that a drain asks is asked here: no other packet pays for it.

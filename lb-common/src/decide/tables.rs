@@ -84,6 +84,10 @@ pub trait Tables<const N: usize>: Maps {
     fn is_fast(&mut self, _link: u32, _protocol: u8) -> bool {
         false
     }
+    /// Whether the routing table leads packets that come by this packet's link from one address to another by the link `link`.
+    fn leads_by(&mut self, _from: &[u8; N], _to: &[u8; N], _link: u32) -> bool {
+        true
+    }
     /// This moment in ticks of [`crate::connect_times`]; 0: connect times are not measured.
     fn connect_clock(&mut self) -> u32 {
         0

@@ -70,7 +70,41 @@ fn nothing_passes_the_hosts_filters_by() {
     let mut scenario = Scenario::new("fastsafe");
     a_pod_gets_nothing_through_in_the_name_of_another_one(&scenario);
     a_pod_begins_nothing_in_the_name_of_others(&scenario);
+    a_connection_leaves_the_fast_path_with_the_route_to_its_backend(&scenario);
     a_rule_that_comes_after_the_agents_death_is_obeyed(&mut scenario);
+}
+
+/// Though the client goes on sending: nothing of it passes by what the routing table says.
+fn a_connection_leaves_the_fast_path_with_the_route_to_its_backend(scenario: &Scenario) {
+    let (fixture, backend) = (&scenario.fixture, &scenario.fixture.backends[0]);
+    for (index, ip) in backend.ips().into_iter().enumerate() {
+        let (whole, to) = (if ip.is_ipv4() { 32 } else { 128 }, |protocol| scenario.service.frontends(protocol)[index]);
+        let route = |change: &str| fixture.node.namespace().ip(&format!("route {change}")).unwrap();
+        for lost in ["blackhole", "unreachable", "prohibit", "missing"] {
+            let mut stream = scenario.fast().remove(index);
+            let socket = Datagrams::connected(fixture.client.netns(), 0, to(Protocol::Udp)).unwrap();
+            socket.ask("fast").unwrap();
+            route(&format!("delete {ip}/{whole} dev {}", backend.link()));
+            if lost != "missing" {
+                route(&format!("add {lost} {ip}/{whole}"));
+            }
+            let mut before = scenario.handed_over();
+            eventually(&format!("{lost} counts for {ip}"), LIMIT, || {
+                for _ in 0..10 {
+                    stream.say("on?").unwrap();
+                    // It may learn that nobody is there.
+                    socket.send_at(to(Protocol::Udp), "on?").ok();
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                let now = scenario.handed_over();
+                (std::mem::replace(&mut before, now) == now).then_some(())
+            });
+            if lost != "missing" {
+                route(&format!("delete {lost} {ip}/{whole}"));
+            }
+            route(&format!("add {ip}/{whole} dev {}", backend.link()));
+        }
+    }
 }
 
 fn a_rule_that_comes_after_the_agents_death_is_obeyed(scenario: &mut Scenario) {

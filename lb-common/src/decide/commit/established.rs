@@ -54,6 +54,21 @@ pub fn keep_entries<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut
     }
 }
 
+/// Neither entry has a link any more.
+#[inline(always)]
+pub fn leave_fast_path<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
+    work.connection.set_keys(&work.packet.key);
+    let Work { connection, stored, .. } = &mut *work;
+    let Directions { key, entry, opposite_key, .. } = connection.directions();
+    entry.flow.link = 0;
+    for key in [key, opposite_key] {
+        // Of another connection that has the tuple by now it costs nothing but time.
+        if let Some(entry) = tables.flow(key, &mut stored.flow) {
+            tables.change_flow(entry, stored.flow.tag, |flow| flow.link = 0);
+        }
+    }
+}
+
 /// Writes time and state of the packet's direction into the opposite entry, and ends the connection if the packet does. `false`: the opposite
 /// entry is missing, and [`restore`] is next.
 #[inline(always)]
