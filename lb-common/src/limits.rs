@@ -120,11 +120,14 @@ pub const PORT_ATTEMPTS: u32 = 32;
 pub const ADDRESS_ATTEMPTS: u32 = PORT_ATTEMPTS / crate::abi::MASQUERADE_ADDRESSES as u32;
 /// How many source ports are tried where each try asks for the client's own sockets, too.
 pub const SOCKET_ATTEMPTS: u32 = 8;
-/// Default first source port of the range tried for a translated source port (`--snat-ports`). Disjoint from the node ports' default
-/// range and from the kernel's own (`net.ipv4.ip_local_port_range`).
-pub const SOURCE_PORT_FIRST: u16 = 61_000;
-/// How many source ports the default range holds: up to 65535.
-pub const SOURCE_PORT_COUNT: u16 = 4_536;
+/// Default first port of the SNAT port range (`--snat-ports`): the first one that needs no privilege.
+pub const SOURCE_PORT_FIRST: u16 = 1_024;
+/// How many ports the default range holds: up to the node ports.
+pub const SOURCE_PORT_COUNT: u16 = NODE_PORT_FIRST - SOURCE_PORT_FIRST;
+/// As many ports at most are used again before their tuple has rested, since packets to these cost one look-up more.
+pub const REUSED_PORT_COUNT: u16 = 4_536;
+/// The first of them by default: behind the kernel's own range (`net.ipv4.ip_local_port_range`), where few packets go.
+pub const REUSED_PORT_FIRST: u16 = 61_000;
 /// Default range of the node ports (`--service-node-port-range` of the API server).
 pub const NODE_PORT_FIRST: u16 = 30_000;
 pub const NODE_PORT_LAST: u16 = 32_767;
@@ -159,8 +162,8 @@ const _: () = assert!(
         && VIP_FILTER_BITS.is_power_of_two()
         && VIP_FILTER_BITS >= 64
 );
-const _: () = assert!(SOURCE_PORT_FIRST as u32 + SOURCE_PORT_COUNT as u32 == u16::MAX as u32 + 1);
-const _: () = assert!(NODE_PORT_LAST < LOCAL_PORT_FIRST && LOCAL_PORT_LAST < SOURCE_PORT_FIRST);
+const _: () = assert!(REUSED_PORT_FIRST as u32 + REUSED_PORT_COUNT as u32 == u16::MAX as u32 + 1);
+const _: () = assert!(NODE_PORT_LAST < LOCAL_PORT_FIRST && LOCAL_PORT_LAST < REUSED_PORT_FIRST);
 const _: () = assert!(EVENTS_BYTES.is_power_of_two() && EVENTS_BYTES.is_multiple_of(4096));
 const _: () = assert!(64 * EVENT_BURST * (size_of::<crate::abi::Event>() as u32 + 8) < EVENTS_BYTES);
 const _: () = assert!(TCP_HALF_OPEN_TIMEOUT_S < TCP_OPEN_TIMEOUT_S);

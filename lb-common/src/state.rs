@@ -4,9 +4,10 @@ use crate::abi::{
     Backend, BackendState, Flow, LoadSettings, UDP, backend_flags, backend_state, fin, flow_flags, flow_state,
 };
 use crate::limits::{
-    ADOPTED_TIMEOUT_S, LOCAL_PORT_FIRST, LOCAL_PORT_LAST, NODE_PORT_FIRST, NODE_PORT_LAST, SOURCE_PORT_COUNT,
-    SOURCE_PORT_FIRST, TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S, TCP_IDLE_TIMEOUT_S, TCP_OPEN_TIMEOUT_S,
-    TUPLE_REST_S, UDP_REPLIED_TIMEOUT_S, UDP_STREAM_TIMEOUT_S, UDP_UNREPLIED_TIMEOUT_S,
+    ADOPTED_TIMEOUT_S, LOCAL_PORT_FIRST, LOCAL_PORT_LAST, NODE_PORT_FIRST, NODE_PORT_LAST, REUSED_PORT_COUNT,
+    REUSED_PORT_FIRST, SOURCE_PORT_COUNT, SOURCE_PORT_FIRST, TCP_CLOSING_TIMEOUT_S, TCP_HALF_OPEN_TIMEOUT_S,
+    TCP_IDLE_TIMEOUT_S, TCP_OPEN_TIMEOUT_S, TUPLE_REST_S, UDP_REPLIED_TIMEOUT_S, UDP_STREAM_TIMEOUT_S,
+    UDP_UNREPLIED_TIMEOUT_S,
 };
 
 /// TCP flag bits as they stand in the header's fourteenth byte (RFC 9293, section 3.1).
@@ -119,12 +120,19 @@ impl Default for Timeouts {
 }
 
 /// The source ports of masqueraded and of translated flows. Set when the programs are loaded.
+///
+/// A port of the range is given away once its tuple has rested. If there is none, one of a few that rest will do. Of a tuple that was reused so, the
+/// backend may still know the connection before: only packets to these few ports are looked up for it ([`Self::is_reused`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourcePorts {
     /// First port of the range that translated ports are taken from (`--snat-ports`).
     pub first: u16,
     /// How many it holds; not 0.
     pub count: u16,
+    /// First of the ports that may be reused while their tuple rests: in the range, or beside it.
+    pub reused_first: u16,
+    /// How many these are; not 0.
+    pub reused_count: u16,
     /// The ports that this node's kernel gives to its own sockets.
     pub local_first: u16,
     pub local_last: u16,
@@ -134,9 +142,26 @@ impl SourcePorts {
     pub const DEFAULT: Self = Self {
         first: SOURCE_PORT_FIRST,
         count: SOURCE_PORT_COUNT,
+        reused_first: REUSED_PORT_FIRST,
+        reused_count: REUSED_PORT_COUNT,
         local_first: LOCAL_PORT_FIRST,
         local_last: LOCAL_PORT_LAST,
     };
+
+    /// A range of which the last ports may be reused while they rest.
+    #[must_use]
+    pub const fn of_range(first: u16, count: u16) -> Self {
+        let reused_count = if count < REUSED_PORT_COUNT { count } else { REUSED_PORT_COUNT };
+        let reused_first = first + (count - reused_count);
+        Self { first, count, reused_first, reused_count, ..Self::DEFAULT }
+    }
+
+    /// How many ports these are.
+    #[must_use]
+    pub const fn total(&self) -> u16 {
+        let is_within = self.reused_first.wrapping_sub(self.first) < self.count;
+        if is_within { self.count } else { self.count + self.reused_count }
+    }
 
     /// Whether a masqueraded flow may keep its client's port: not one that a socket of this node may take, or a frontend has.
     #[inline(always)]
@@ -148,25 +173,33 @@ impl SourcePorts {
             && !(port >= NODE_PORT_FIRST && port <= NODE_PORT_LAST)
     }
 
-    /// Whether a masqueraded flow may have this port: its client's own one, or one of the range.
+    /// Whether a masqueraded flow may have this port: its client's own one, or one of these.
     #[inline(always)]
     #[must_use]
     pub const fn may_have(&self, port: u16) -> bool {
         self.keeps(port) || self.has(port)
     }
 
-    /// Whether the port is one of the range.
+    /// Whether the port is one of these.
     #[inline(always)]
     #[must_use]
     pub const fn has(&self, port: u16) -> bool {
-        port.wrapping_sub(self.first) < self.count
+        port.wrapping_sub(self.first) < self.count || self.is_reused(port)
     }
 
-    /// A port of the range, by any number.
+    /// Whether the port may be reused while its tuple rests.
     #[inline(always)]
     #[must_use]
-    pub const fn pick(&self, number: u32) -> u16 {
-        self.first.wrapping_add((((number >> 16) * self.count as u32) >> 16) as u16)
+    pub const fn is_reused(&self, port: u16) -> bool {
+        port.wrapping_sub(self.reused_first) < self.reused_count
+    }
+
+    /// A port of the range by any number, or one of those that may be reused.
+    #[inline(always)]
+    #[must_use]
+    pub const fn pick(&self, number: u32, reuses: bool) -> u16 {
+        let (first, count) = if reuses { (self.reused_first, self.reused_count) } else { (self.first, self.count) };
+        first.wrapping_add((((number >> 16) * count as u32) >> 16) as u16)
     }
 }
 

@@ -33,6 +33,12 @@ static SNAT_PORT_FIRST: Global<u16> = Global::new(SourcePorts::DEFAULT.first);
 static SNAT_PORT_COUNT: Global<u16> = Global::new(SourcePorts::DEFAULT.count);
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".rodata.set")]
+static REUSED_PORT_FIRST: Global<u16> = Global::new(SourcePorts::DEFAULT.reused_first);
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
+static REUSED_PORT_COUNT: Global<u16> = Global::new(SourcePorts::DEFAULT.reused_count);
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata.set")]
 static LOCAL_PORT_FIRST: Global<u16> = Global::new(SourcePorts::DEFAULT.local_first);
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".rodata.set")]
@@ -79,6 +85,8 @@ pub fn source_ports() -> SourcePorts {
     SourcePorts {
         first: SNAT_PORT_FIRST.load(),
         count: SNAT_PORT_COUNT.load(),
+        reused_first: REUSED_PORT_FIRST.load(),
+        reused_count: REUSED_PORT_COUNT.load(),
         local_first: LOCAL_PORT_FIRST.load(),
         local_last: LOCAL_PORT_LAST.load(),
     }

@@ -8,7 +8,7 @@ use lb_common::abi::{
 };
 use lb_common::decide::{Action, Hook, Packet, Tables as _, Verdict, Work, pair_key};
 use lb_common::outcome::Outcome;
-use lb_common::state::{self, SourcePorts, tcp_flag};
+use lb_common::state::{self, tcp_flag};
 
 use super::scene::{Scene, address, net};
 
@@ -173,8 +173,7 @@ fn to_backend<const N: usize>(scene: &Scene<N>, seen: &Seen<N>, verdict: &Verdic
     } else {
         assert_eq!(verdict.client, key.src);
     }
-    let SourcePorts { first, count, .. } = scene.tables.ports;
-    let is_of_range = verdict.client_port.wrapping_sub(first) < count;
+    let is_of_range = scene.tables.ports.has(verdict.client_port);
     assert!(verdict.client_port == key.src_port || is_of_range, "a port of nobody's: {verdict:?}");
 }
 

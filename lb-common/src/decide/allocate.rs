@@ -82,7 +82,8 @@ fn begun<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, retri
 }
 
 /// Reserves a reply tuple for the connection: at the client's own port if it is to be kept. Otherwise at a SNAT port of the range, at each SNAT
-/// address in turn. If three quarters of the attempts find none that is free, one that rests will do.
+/// address in turn. If three quarters of the attempts find none that is free, one that rests will do, at the few ports that are reused
+/// ([`SourcePorts`](crate::state::SourcePorts)).
 #[inline(always)]
 fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Reserved {
     let Work { packet, connection, allocation, .. } = &mut *work;
@@ -114,12 +115,13 @@ fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
     while next <= u64::from(attempts) {
         let attempt = next as u32;
         next += 1;
-        if attempt > attempts - attempts / 4 {
+        let reuses = attempt > attempts - attempts / 4;
+        if reuses {
             work.allocation |= allocation::TAKE_RESTING;
         }
         let mut port = 0;
         if attempt != 0 {
-            port = ports.pick(start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)));
+            port = ports.pick(start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)), reuses);
         }
         if !asks_sockets
             && attempt > ADDRESS_ATTEMPTS

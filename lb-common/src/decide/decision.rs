@@ -63,10 +63,10 @@ pub fn begin<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N
 fn unknown<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook) -> Step {
     let packet = &work.packet;
     // Other segments meet no handshake before their service was looked up, but one that has lost its entries. A FIN may be sent again once
-    // its connection has ended. To a SNAT tuple, a backend may speak of the connection before.
+    // its connection has ended. To a SNAT tuple that was reused, a backend may speak of the connection before.
     let may_be_handshake = packet.is_udp()
         || packet.tcp_flags & (tcp_flag::SYN | tcp_flag::RST | tcp_flag::FIN) != 0
-        || packet.is_for_snat_port(tables.source_ports());
+        || packet.is_for_reused_port(tables.source_ports());
     if (may_be_handshake || tables.is_after_flood()) && tables.may_be_half_open(&packet.key) {
         return Step::Handshake;
     }

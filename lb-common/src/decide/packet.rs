@@ -130,10 +130,10 @@ impl<const N: usize> Packet<N> {
         !self.begins() && !self.accepts() && !self.resets()
     }
 
-    /// Whether the packet may be for a client behind a SNAT port. The kernel gives no socket of this node such a port.
+    /// Whether the packet may be of the connection before on a SNAT tuple that was reused.
     #[inline(always)]
-    pub(super) const fn is_for_snat_port(&self, ports: SourcePorts) -> bool {
-        ports.has(self.key.dst_port)
+    pub(super) const fn is_for_reused_port(&self, ports: SourcePorts) -> bool {
+        ports.is_reused(self.key.dst_port)
     }
 }
 

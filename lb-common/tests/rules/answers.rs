@@ -5,7 +5,10 @@ use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits;
 use lb_common::outcome::Outcome;
 use lb_common::plain::{ISN, Memory, reply, tuple};
-use lb_common::state::tcp_flag::{ACK, SYN};
+use lb_common::state::{
+    SourcePorts,
+    tcp_flag::{ACK, SYN},
+};
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
 const VIP: [u8; 4] = [10, 96, 0, 10];
@@ -134,6 +137,7 @@ fn either_of_two_answers_may_be_acknowledged_however_often_they_come() {
 #[test]
 fn a_direct_connection_counts_for_no_backend() {
     let (mut tables, sent) = asked(TCP);
+    tables.ports = SourcePorts::of_range(61_000, 8);
     assert_eq!(answered(&mut tables, TCP, &sent), REPLIED);
     assert_eq!(tables.ask(request(TCP), ACK, Hook::POD_IN).outcome, Outcome::Forwarded);
     let direct = FlowKey { dst: sent.address, dst_port: sent.port, ..request(TCP) };

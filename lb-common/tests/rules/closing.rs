@@ -1,5 +1,7 @@
 //! Connections that have ended: they leave the table of established ones, what comes late finds them, and their tuples rest.
 
+use std::collections::BTreeSet;
+
 use crate::decide::{BACKENDS, answer, connect, key, serving, to_vip};
 use lb_common::abi::{FlowKey, Masquerade, TCP, flow_state, network_flags};
 use lb_common::decide::{Action, Hook, Verdict};
@@ -84,13 +86,14 @@ fn masqueraded(ports: u16) -> Memory {
     }
     tables.own = Some(Masquerade::new([192, 0, 2, 1], &[]));
     tables.networks = vec![([10, 0, 0, 0], 8, network_flags::PODS)];
-    tables.ports = SourcePorts { first: 61_000, count: ports, ..SourcePorts::DEFAULT };
+    tables.ports = SourcePorts::of_range(61_000, ports);
     tables
 }
 
-fn outside(host: u8) -> FlowKey<4> {
+fn outside(host: u16) -> FlowKey<4> {
     // A port that a masqueraded connection cannot keep.
-    FlowKey { src: [198, 51, 100, host], src_port: 40_000, ..to_vip(TCP, 0) }
+    let [net, host] = host.to_be_bytes();
+    FlowKey { src: [198, 51, net, host], src_port: 40_000, ..to_vip(TCP, 0) }
 }
 
 fn masqueraded_answer(syn: &Verdict<4>) -> FlowKey<4> {
@@ -98,7 +101,7 @@ fn masqueraded_answer(syn: &Verdict<4>) -> FlowKey<4> {
 }
 
 /// A connection of an external client that is reset by the client. The SNAT port that it had; `None`: there was none for it.
-fn opened_and_reset(tables: &mut Memory, host: u8) -> Option<u16> {
+fn opened_and_reset(tables: &mut Memory, host: u16) -> Option<u16> {
     let asks = outside(host);
     let syn = tables.ask(asks, SYN, Hook::NODE_IN);
     if syn.action != Action::ToBackend {
@@ -114,7 +117,7 @@ fn opened_and_reset(tables: &mut Memory, host: u8) -> Option<u16> {
 #[test]
 fn the_tuple_of_an_ended_connection_rests_while_another_one_is_left() {
     // Where the search begins differs from client to client.
-    let is_given_after = |seconds: u32, host: u8| {
+    let is_given_after = |seconds: u32, host: u16| {
         let mut tables = masqueraded(8);
         let first = opened_and_reset(&mut tables, host).unwrap();
         tables.pass_seconds(u64::from(seconds));
@@ -122,7 +125,7 @@ fn the_tuple_of_an_ended_connection_rests_while_another_one_is_left() {
         others.contains(&first)
     };
     for seconds in [0, 1, TUPLE_REST_S - 1] {
-        let given: Vec<u8> = (1..=40).filter(|host| is_given_after(seconds, *host)).collect();
+        let given: Vec<u16> = (1..=40).filter(|host| is_given_after(seconds, *host)).collect();
         assert!(given.is_empty(), "the tuple of {given:?} after {seconds} s");
     }
     assert!((1..=40).any(|host| is_given_after(TUPLE_REST_S + 1, host)), "after a while everybody gets it");
@@ -153,6 +156,38 @@ fn what_a_backend_says_late_finds_the_masqueraded_client() {
     }
     tables.pass_seconds(u64::from(tables.timeouts.closing_s) + 1);
     assert_eq!(tables.ask(answers, ACK, Hook::NODE_IN).action, Action::Pass, "nobody remembers it");
+}
+
+#[test]
+fn three_hundred_new_connections_a_second_use_no_tuple_that_rests() {
+    let mut tables = masqueraded(1);
+    tables.ports = SourcePorts::DEFAULT;
+    let (a_second, seconds) = (300, u16::try_from(TUPLE_REST_S).unwrap());
+    let mut used = BTreeSet::new();
+    for second in 0..seconds {
+        for nth in 0..a_second {
+            let port = opened_and_reset(&mut tables, second * a_second + nth).unwrap();
+            assert!(used.insert(port), "port {port} again after {} s at most", second + 1);
+        }
+        tables.pass_seconds(1);
+    }
+}
+
+#[test]
+fn a_node_has_more_than_twenty_thousand_connections_to_one_port_of_a_backend() {
+    let mut tables = masqueraded(1);
+    tables.ports = SourcePorts::DEFAULT;
+    let taken = [61_000, 8_080, 10_250];
+    let to_node = |port: u16| key(TCP, (BACKENDS[0], 8080), ([192, 0, 2, 1], port));
+    tables.node_sockets = taken.map(to_node).to_vec();
+    let mut used = BTreeSet::new();
+    for client in 0..25_000 {
+        let syn = tables.ask(outside(client), SYN, Hook::NODE_IN);
+        assert_eq!(syn.outcome, Outcome::Masqueraded, "client {client}");
+        let port = syn.client_port;
+        assert!(used.insert(port) && !taken.contains(&port), "port {port}");
+        assert!(matches!(port, 1_024..=29_999 | 61_000..), "port {port} is the kernel's, or a node port");
+    }
 }
 
 #[test]

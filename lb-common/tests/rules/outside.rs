@@ -154,7 +154,7 @@ fn a_port_that_no_socket_of_the_node_may_take_is_kept() {
 #[test]
 fn used_up_ports_are_counted_and_freed_ones_are_found() {
     let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
-    tables.ports.count = 16;
+    tables.ports = SourcePorts::of_range(61_000, 16);
     let mut placed = Vec::new();
     let full = (1..=100_u8).find(|last| {
         let verdict = tables.ask(from([198, 51, 100, *last], 40_000, TCP), SYN, Hook::NODE_IN);
@@ -175,7 +175,7 @@ fn used_up_ports_are_counted_and_freed_ones_are_found() {
 #[test]
 fn where_one_address_has_no_port_left_the_next_one_stands_in() {
     let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
-    (tables.ports.count, tables.own) = (4, Some(Masquerade::new(NODE, &[OTHER])));
+    (tables.ports, tables.own) = (SourcePorts::of_range(61_000, 4), Some(Masquerade::new(NODE, &[OTHER])));
     let mut placed = Vec::new();
     for client in 1..=8 {
         let request = from([198, 51, 100, client], 40_000, TCP);
@@ -201,7 +201,7 @@ fn what_a_backend_says_of_the_connection_before_on_a_snat_tuple_is_for_the_clien
     // Whether the SNAT address is a service's, too, says nothing.
     for own in [NODE, OTHER] {
         let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
-        tables.own = Some(Masquerade::new(own, &[]));
+        (tables.own, tables.ports) = (Some(Masquerade::new(own, &[])), SourcePorts::of_range(61_000, 8));
         let request = from(CLIENT, 40_000, TCP);
         let sent = tables.ask(request, SYN, Hook::NODE_IN);
         let (reply, before) = (answer(TCP, &sent), tables.half_open.clone());
@@ -232,7 +232,7 @@ fn segments_for_the_nodes_own_stack_pass() {
     for own in [NODE, OTHER] {
         let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
         tables.own = Some(Masquerade::new(own, &[]));
-        tables.ports = SourcePorts { first: 62_000, count: 2, ..SourcePorts::DEFAULT };
+        tables.ports = SourcePorts::of_range(62_000, 2);
         // A client may keep its port, within the SNAT range or not.
         for (port, is_translated) in [(SERVER, false), (61_999, false), (62_000, true), (62_001, true), (62_002, false)]
         {

@@ -9,7 +9,6 @@ use std::{
 use aya::{EbpfError, programs::ProgramError};
 
 use super::layout::LayoutError;
-use crate::settings::PortRange;
 use lb_netlink::route;
 
 /// Why the programs or their maps could not be put in place. Nothing half-attached is left behind by any of these.
@@ -42,10 +41,6 @@ pub enum DatapathError {
         "--{flag} names the interface {name}, which is not there; check `ip link`, or give a glob ({name}*) if it comes later"
     )]
     NoInterface { flag: &'static str, name: String },
-    #[error(
-        "--snat-ports {ports}: sockets of this node may take {taken}, which are in net.ipv4.ip_local_port_range ({local}); choose ports outside of it, or keep sockets off by sysctl net.ipv4.ip_local_reserved_ports={ports}"
-    )]
-    SourcePorts { ports: PortRange, taken: PortRange, local: PortRange },
     #[error("another agent{holder} already holds {what}; stop it first: one agent per node")]
     Locked { what: String, holder: String },
     #[error(

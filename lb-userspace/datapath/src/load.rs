@@ -173,6 +173,8 @@ fn constants(settings: &DatapathSettings, ports: SourcePorts) -> Vec<Constant> {
         ("CONNECT_TIMES_ON", number(u8::from(settings.connect_times))),
         ("SNAT_PORT_FIRST", number(ports.first)),
         ("SNAT_PORT_COUNT", number(ports.count)),
+        ("REUSED_PORT_FIRST", number(ports.reused_first)),
+        ("REUSED_PORT_COUNT", number(ports.reused_count)),
         ("LOCAL_PORT_FIRST", number(ports.local_first)),
         ("LOCAL_PORT_LAST", number(ports.local_last)),
         ("MOST_HALF_OPEN", number(most_half_open(settings.entries(map_name::HALF_OPEN4)))),

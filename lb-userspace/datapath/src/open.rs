@@ -39,7 +39,7 @@ impl Datapath {
         }
         check_named(&settings)?;
         let tc = features::tc_mechanism(settings.tc_attach)?;
-        let (ports, ports_warning) = source_ports::choose(settings.snat_ports, source_ports::Local::read().as_ref())?;
+        let ports = source_ports::choose(settings.snat_ports, source_ports::Local::read().as_ref());
         let cgroup = match settings.socket_lb {
             SocketLb::Off => None,
             SocketLb::Host | SocketLb::All => Some(Arc::new(cgroup::open(settings.cgroup_root.as_deref())?)),
@@ -77,7 +77,7 @@ impl Datapath {
             problems: Vec::new(),
             node_problems: Vec::new(),
             warnings: Vec::new(),
-            source_ports: ports.count,
+            source_ports: ports.total(),
             fast_path: fast_path.status(),
             programs: Vec::new(),
         });
@@ -93,7 +93,7 @@ impl Datapath {
             cgroup,
             switching,
             loads: Loads::new(loading, created),
-            reports: Reports::new(status, ports_warning.into_iter().collect()),
+            reports: Reports::new(status),
             surroundings: watch::channel(Surroundings::default()),
             questions: mpsc::channel(4),
             _lock: lock,

@@ -10,8 +10,6 @@ const FAULTS_KEPT: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Reports {
     status: watch::Sender<Status>,
-    /// Of this start: source ports, sizes of maps.
-    start_warnings: Vec<String>,
     /// Of what keeps external clients from being served.
     warnings: Vec<String>,
     /// What failed in the last settlement, each by itself: it is tried again in the next.
@@ -21,8 +19,8 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    pub fn new(status: watch::Sender<Status>, start_warnings: Vec<String>) -> Self {
-        Self { status, start_warnings, warnings: Vec::new(), troubles: Vec::new(), faults: Vec::new() }
+    pub fn new(status: watch::Sender<Status>) -> Self {
+        Self { status, warnings: Vec::new(), troubles: Vec::new(), faults: Vec::new() }
     }
 
     pub fn subscribe(&self) -> watch::Receiver<Status> {
@@ -39,9 +37,8 @@ impl Reports {
         });
     }
 
-    /// Warnings of the start, and of what keeps external clients from being served.
     pub fn warnings(&self) -> impl Iterator<Item = &String> {
-        self.start_warnings.iter().chain(&self.warnings)
+        self.warnings.iter()
     }
 
     /// What keeps external clients from being served.

@@ -40,7 +40,7 @@ pub struct DatapathSettings {
     pub service_cidrs: Vec<IpNet>,
     /// Where the addresses are taken from that stand in for clients; empty: from all of the node's.
     pub snat_addresses: Vec<IpNet>,
-    /// Source ports of masqueraded flows; `None`: the default, as far as it is free.
+    /// The SNAT port range; `None`: the default.
     pub snat_ports: Option<PortRange>,
     /// The other nodes, which may send packets in an outer header.
     pub dsr_peers: Vec<IpNet>,

@@ -1,16 +1,19 @@
-//! The source ports of masqueraded flows: none that a socket of this node may take at any time.
+//! The SNAT port range: which ports masqueraded flows get that cannot keep their client's.
 
 use std::fs;
 
+use lb_common::limits::{NODE_PORT_FIRST, NODE_PORT_LAST};
 use lb_common::state::SourcePorts;
 
-use super::DatapathError;
 use crate::settings::PortRange;
 
 const LOCAL_RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
-/// What is left of the default range must be at least so many ports, or all of it is taken, with a warning.
-const FEWEST: u16 = 256;
+/// While so many others are in one piece, the range has no port that the kernel gives to sockets: the node's own packets from a SNAT port cost
+/// two look-ups.
+const ENOUGH: u16 = 16_384;
+/// So many ports are worth to be reused while they rest.
+const FEWEST_REUSED: u16 = 1_024;
 
 /// What this network namespace gives to sockets that ask for no port of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,105 +39,110 @@ impl Local {
         Some(Self { range, reserved: reserved.trim().split(',').filter_map(one).collect() })
     }
 
+    /// Whether a socket may be given this port.
+    fn gives(&self, port: u16) -> bool {
+        let has = |range: &PortRange| range.first <= port && port <= range.last;
+        has(&self.range) && !self.reserved.iter().any(has)
+    }
+
     /// The first ports of the range that sockets may take.
     pub(super) fn taken(&self, ports: PortRange) -> Option<PortRange> {
-        let common = ports.common(self.range)?;
-        let is_free = |port: &u16| self.reserved.iter().any(|range| range.first <= *port && *port <= range.last);
-        let first = (common.first..=common.last).find(|port| !is_free(port))?;
-        let last = (first..=common.last).take_while(|port| !is_free(port)).last()?;
-        Some(PortRange { first, last })
-    }
-
-    /// The larger part of the range on either side of what sockets may take.
-    fn rest(&self, ports: PortRange) -> Option<PortRange> {
-        let below =
-            self.range.first.checked_sub(1).map(|last| PortRange { first: ports.first, last: ports.last.min(last) });
-        let above =
-            self.range.last.checked_add(1).map(|first| PortRange { first: ports.first.max(first), last: ports.last });
-        let sides = below.into_iter().chain(above).filter(|part| part.first <= part.last);
-        sides.max_by_key(|part| part.count()).filter(|part| part.count() >= FEWEST)
+        pieces(ports, |port| self.gives(port)).into_iter().next()
     }
 }
 
-/// The source ports of masqueraded flows of an agent that is started on this node without `--snat-ports`.
+/// The SNAT ports of an agent that is started on this node without `--snat-ports`.
 pub fn of_default_start() -> SourcePorts {
-    choose(None, Local::read().as_ref()).map_or(SourcePorts::DEFAULT, |(ports, _)| ports)
+    choose(None, Local::read().as_ref())
 }
 
-/// The ports for the programs, and what is to be warned of. `asked`: `--snat-ports`; `None`: the default.
+/// The ports for the programs. `asked`: `--snat-ports`; `None`: the default.
 ///
-/// Ports that are asked for and that sockets may take are refused. The default gives way to them: it is no reason not to start.
-pub(super) fn choose(
-    asked: Option<PortRange>,
-    local: Option<&Local>,
-) -> Result<(SourcePorts, Option<String>), DatapathError> {
-    let default = SourcePorts::DEFAULT;
-    let ports = asked.unwrap_or(PortRange { first: default.first, last: default.first + (default.count - 1) });
-    let of = |ports: PortRange, local: PortRange| SourcePorts {
-        first: ports.first,
-        count: ports.count(),
-        local_first: local.first,
-        local_last: local.last,
-    };
+/// The programs ask the node's sockets before they take a port, and translate the node's own connection that comes later. So the ports of sockets may
+/// be in the range: where they are asked for, and by default where few others are left.
+pub(super) fn choose(asked: Option<PortRange>, local: Option<&Local>) -> SourcePorts {
     let Some(local) = local else {
-        return Ok((of(ports, PortRange { first: default.local_first, last: default.local_last }), None));
+        return asked.map_or(SourcePorts::DEFAULT, |asked| SourcePorts::of_range(asked.first, asked.count()));
     };
-    let Some(taken) = local.taken(ports) else { return Ok((of(ports, local.range), None)) };
-    if asked.is_some() {
-        return Err(DatapathError::SourcePorts { ports, taken, local: local.range });
+    let ports = asked.map_or_else(|| free(local), |asked| SourcePorts::of_range(asked.first, asked.count()));
+    SourcePorts { local_first: local.range.first, local_last: local.range.last, ..ports }
+}
+
+/// The default range on a node with such ports of sockets.
+fn free(local: &Local) -> SourcePorts {
+    let all = PortRange { first: PortRange::FIRST_UNPRIVILEGED, last: u16::MAX };
+    let is_node_port = |port: u16| (NODE_PORT_FIRST..=NODE_PORT_LAST).contains(&port);
+    let apart = pieces(all, |port| !is_node_port(port) && !local.gives(port));
+    let has_enough = apart.iter().any(|piece| piece.count() >= ENOUGH);
+    let pieces = if has_enough { apart } else { pieces(all, |port| !is_node_port(port)) };
+    let Some(largest) = pieces.iter().max_by_key(|piece| piece.count()) else { return SourcePorts::DEFAULT };
+    // Each packet to a port that is reused costs a look-up: rather the highest ones, as most servers have lower ones.
+    let reused = pieces.iter().rev().find(|piece| piece.count() >= FEWEST_REUSED).unwrap_or(largest);
+    let reused = SourcePorts::of_range(reused.first, reused.count());
+    SourcePorts { first: largest.first, count: largest.count(), ..reused }
+}
+
+/// The runs of ports for which `has` holds.
+fn pieces(ports: PortRange, has: impl Fn(u16) -> bool) -> Vec<PortRange> {
+    let mut pieces: Vec<PortRange> = Vec::new();
+    for port in (ports.first..=ports.last).filter(|port| has(*port)) {
+        match pieces.last_mut() {
+            Some(piece) if piece.last.checked_add(1) == Some(port) => piece.last = port,
+            _ => pieces.push(PortRange { first: port, last: port }),
+        }
     }
-    let remedy = format!(
-        "sysctl net.ipv4.ip_local_reserved_ports={ports} keeps sockets off them, or --snat-ports names others outside of \
-         net.ipv4.ip_local_port_range ({})",
-        local.range
-    );
-    let (ports, warning) = if let Some(rest) = local.rest(ports) {
-        (rest, format!("only {} source ports ({rest}) stand in for those of clients outside: {remedy}", rest.count()))
-    } else {
-        (ports, format!("sockets of this node may take the source ports of masqueraded flows ({ports}): {remedy}"))
-    };
-    Ok((of(ports, local.range), Some(warning)))
+    pieces
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn range(text: &str) -> PortRange {
-        text.parse().expect("valid")
-    }
-
     fn local(range: &str, reserved: &str) -> Local {
         Local::parse(range, reserved).expect("as the kernel writes it")
     }
 
-    #[test]
-    fn the_kernels_default_leaves_ours_alone() {
-        let (ports, warning) = choose(None, Some(&local("32768\t60999\n", "\n"))).expect("apart");
-        assert_eq!((ports, warning), (SourcePorts::DEFAULT, None));
-        assert_eq!(choose(None, None).expect("not known").0, SourcePorts::DEFAULT);
+    /// The range, and what of it, or beside it, is reused.
+    fn chosen(asked: Option<&str>, local: Option<&Local>) -> [String; 2] {
+        let ports = choose(asked.map(|text| text.parse().expect("valid")), local);
+        let text = |first: u16, count: u16| PortRange { first, last: first + (count - 1) }.to_string();
+        [text(ports.first, ports.count), text(ports.reused_first, ports.reused_count)]
     }
 
     #[test]
-    fn ports_that_sockets_may_take_are_refused_with_the_remedy() {
-        let wide = local("1024 65000", "");
-        let error = choose(Some(range("61000-65535")), Some(&wide)).expect_err("overlap").to_string();
-        for part in ["--snat-ports 61000-65535", "61000-65000", "1024-65000", "ip_local_reserved_ports"] {
-            assert!(error.contains(part), "{error}");
+    fn the_default_is_all_that_neither_sockets_nor_node_ports_have() {
+        assert_eq!(choose(None, None), SourcePorts::DEFAULT);
+        for (range, reserved, expected) in [
+            ("32768\t60999\n", "\n", ["1024-29999", "61000-65535"]),
+            ("32768 65535", "", ["1024-29999", "25464-29999"]),
+            ("20000 60999", "", ["1024-19999", "61000-65535"]),
+            ("50000 65000", "", ["1024-29999", "45464-49999"]),
+            // Few others are left: sockets are asked for each port.
+            ("1024 65535", "", ["32768-65535", "61000-65535"]),
+            ("15000 62000", "", ["32768-65535", "61000-65535"]),
+            // Reserved ports are given to no socket.
+            ("1024 65535", "40000-65535", ["40000-65535", "61000-65535"]),
+        ] {
+            assert_eq!(chosen(None, Some(&local(range, reserved))), expected, "{range} {reserved}");
         }
-        // Reserved ports are given to no socket.
-        let reserved = local("1024 65000", "8080,61000-62000,62001-65535");
-        let (ports, warning) = choose(Some(range("61000-65535")), Some(&reserved)).expect("reserved");
-        assert_eq!((ports.first, ports.count, ports.local_last, warning), (61_000, 4_536, 65_000, None));
     }
 
     #[test]
-    fn the_default_gives_way_with_a_warning() {
-        let (ports, warning) = choose(None, Some(&local("15000 62000", ""))).expect("never refused");
-        assert_eq!((ports.first, ports.count), (62_001, 3_535));
-        assert!(warning.is_some_and(|warning| warning.contains("only 3535 source ports")));
-        let (ports, warning) = choose(None, Some(&local("1024 65535", ""))).expect("never refused");
-        assert_eq!((ports.first, ports.count, ports.local_first), (61_000, 4_536, 1024));
-        assert!(warning.is_some_and(|warning| warning.contains("may take the source ports")));
+    fn ports_that_are_asked_for_are_taken_as_they_are() {
+        let wide = local("1024 65000", "");
+        for (asked, reused) in
+            [("61000-65535", "61000-65535"), ("23000-23063", "23000-23063"), ("2000-9999", "5464-9999")]
+        {
+            assert_eq!(chosen(Some(asked), Some(&wide)), [asked, reused]);
+        }
+        assert_eq!(choose(None, Some(&wide)).local_last, 65_000);
+    }
+
+    #[test]
+    fn the_first_ports_that_sockets_may_take_are_found() {
+        let all = PortRange { first: 30_000, last: 32_767 };
+        assert_eq!(local("32768 60999", "").taken(all), None);
+        let found = local("1024 65535", "30000-30009,31000").taken(all).map(|range| range.to_string());
+        assert_eq!(found.as_deref(), Some("30010-30999"));
     }
 }

@@ -28,6 +28,7 @@ mod run;
 mod run_files;
 mod scrape;
 mod servers;
+mod snat_ports;
 mod sockets;
 mod start;
 mod state;

@@ -15,8 +15,17 @@ use crate::observe::metrics::Metrics;
 use lb_model::Family;
 use lb_plan::plan::BackendId;
 
-/// How many backends that became ejected, or are no longer, may wait to be reported. More are found by the next review.
+/// How much of what was learnt may wait to be reported. More ejections are found by the next review, and what is short of SNAT ports stays so.
 pub const LEARNT: usize = 256;
+
+/// What the tables' owner learns from events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Learnt {
+    /// This backend became ejected, or is no longer.
+    Ejection(BackendId),
+    /// A new connection of the service port with this id found no SNAT port.
+    NoSnatPort(u32),
+}
 
 /// So many records are read before others have a turn: a flood of events stops nothing else.
 const TURN: usize = 256;
@@ -24,8 +33,7 @@ const TURN: usize = 256;
 /// Where events go.
 pub struct Takers {
     pub metrics: Metrics,
-    /// Gets each backend that became ejected, or is no longer.
-    pub learnt: mpsc::Sender<BackendId>,
+    pub learnt: mpsc::Sender<Learnt>,
     pub stream: EventStream,
 }
 
@@ -73,10 +81,17 @@ async fn drain<R: AsRawFd>(
 impl Takers {
     fn take(&self, event: &Event) {
         self.metrics.event(event.outcome);
-        if matches!(event.outcome, Outcome::Ejected | Outcome::Cleared) {
+        let learnt = if matches!(event.outcome, Outcome::Ejected | Outcome::Cleared) {
             let family = if event.src.0.is_ipv4() { Family::V4 } else { Family::V6 };
-            // A full channel, or an agent that ends, loses nothing that the tables do not hold.
-            let _ = self.learnt.try_send(BackendId { family, id: event.backend });
+            Some(Learnt::Ejection(BackendId { family, id: event.backend }))
+        } else {
+            // Without a backend, no port was looked for.
+            let missed = event.outcome == Outcome::DroppedNoPort && event.backend != 0;
+            missed.then_some(Learnt::NoSnatPort(event.service))
+        };
+        if let Some(learnt) = learnt {
+            // A full channel, or an agent that ends, loses nothing that is not found again.
+            let _ = self.learnt.try_send(learnt);
         }
         self.stream.publish(event);
         tracing::debug!(service = event.service, backend = event.backend, ifindex = event.ifindex, "{event}");

@@ -11,10 +11,10 @@ use super::auditor::Request;
 use super::logged_problems::LoggedProblems;
 use super::marks::{self, Unhealthy};
 use super::previews;
+use super::ring::Learnt;
 use super::tables::TableOwner;
 use lb_datapath::Datapath;
 use lb_model::{Refused, Snapshot};
-use lb_plan::plan::BackendId;
 use lb_source::SourceStatus;
 
 /// The parts that the loop runs.
@@ -27,7 +27,7 @@ pub(super) struct Parts {
     /// Endpoints whose active checks fail.
     pub unhealthy: watch::Receiver<Unhealthy>,
     /// Backends that became ejected, or are no longer.
-    pub learnt: mpsc::Receiver<BackendId>,
+    pub learnt: mpsc::Receiver<Learnt>,
     pub signals: Signals,
     pub stop: CancellationToken,
 }
@@ -120,7 +120,7 @@ pub(super) async fn run(parts: Parts) -> anyhow::Result<()> {
                 let endpoints = unhealthy.borrow_and_update().clone();
                 tables.set_unhealthy(endpoints);
             }
-            Some(backend) = learnt.recv() => tables.learn(backend),
+            Some(learnt) = learnt.recv() => tables.learn(learnt),
             () = sleep_until(tables.due()) => tables.tick(),
             ended = &mut following => {
                 break match ended {

@@ -24,6 +24,7 @@ use super::held_ports::HeldPorts;
 use super::marks::Maintenance;
 use super::neighbours::Neighbours;
 use super::node_memory::NodeMemory;
+use super::snat_ports::SnatPorts;
 use super::sweeper::Sweeper;
 use super::written::Written;
 use crate::observe::health::BEAT;
@@ -49,6 +50,7 @@ pub(super) struct TableOwner {
     unwritten: Unwritten,
     written: Written,
     ejections: Ejections,
+    snat_ports: SnatPorts,
     reports: Reports,
     beside: Beside,
     /// When the report's slow parts are next brought up to date.
@@ -84,6 +86,7 @@ impl TableOwner {
             unwritten: Unwritten::new(clock::wall()),
             written: Written::default(),
             ejections: Ejections::default(),
+            snat_ports: SnatPorts::default(),
             reports,
             beside,
             next_beat: Instant::now(),
@@ -211,6 +214,7 @@ impl TableOwner {
             overdue: self.overdue(),
             held_ports: self.beside.held_ports.update(self.programmer.desired()),
             unread_maintenance: self.beside.maintenance.problem(),
+            short_of_snat_ports: self.snat_ports.short(now),
         });
     }
 

@@ -87,7 +87,6 @@ fn wishes(options: Options) -> Wishes {
         tc_attach: options.tc_attach.unwrap_or(TcAttach::Auto),
         xdp_mode: options.xdp_mode.unwrap_or(XdpMode::Auto),
         mode: options.mode.unwrap_or_default(),
-        snat_ports: options.snat_ports,
         pod_interfaces: options.pod_interfaces.unwrap_or_default(),
         external_interfaces: options.external_interfaces.unwrap_or_default(),
         namespaces: namespaces::all(Path::new("/proc")).into_iter().chain(named_namespaces()).collect(),

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use clap::Arg;
-use lb_common::limits::{SOURCE_PORT_COUNT, SOURCE_PORT_FIRST};
 
 use super::{
     self as defaults, Bounds, CheckLimits, LogFormat, LogLevel, Switch, check_limits, durations, flow_timeouts,
@@ -76,10 +75,8 @@ fn of_time(name: &str) -> Option<Facts> {
 
 fn of_numbers(name: &str) -> Option<Facts> {
     Some(match name {
-        "snat_ports" => {
-            let range = PortRange { first: SOURCE_PORT_FIRST, last: SOURCE_PORT_FIRST + (SOURCE_PORT_COUNT - 1) };
-            Facts::value(range.to_string()).within(format!("{} to {}", PortRange::FIRST_UNPRIVILEGED, u16::MAX))
-        }
+        "snat_ports" => Facts::words("all ports from 1024 on but node ports and `net.ipv4.ip_local_port_range`")
+            .within(format!("{} to {}", PortRange::FIRST_UNPRIVILEGED, u16::MAX)),
         "check_limits" => {
             let CheckLimits { per_second, in_flight } = CheckLimits::default();
             let value = format!("per-second={per_second},in-flight={in_flight}");

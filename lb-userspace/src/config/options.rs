@@ -168,8 +168,8 @@ pub struct Options {
     #[serde(deserialize_with = "networks")]
     pub snat_addresses: Option<Vec<IpNet>>,
 
-    /// SNAT port range, used when a client's own port cannot be kept; without node ports and the ports of the node's
-    /// own sockets
+    /// SNAT port range, used when a client's own port cannot be kept; without node ports. A port whose tuple a socket of
+    /// this node has is passed over
     #[arg(long, value_name = "FIRST-LAST")]
     #[serde(deserialize_with = "text")]
     pub snat_ports: Option<PortRange>,

@@ -40,7 +40,7 @@ pub struct Settings {
     pub service_cidr: Vec<IpNet>,
     pub snat_addresses: Vec<IpNet>,
     pub protect_node_ports: Switch,
-    /// `None`: the default, as far as it is free.
+    /// `None`: the default.
     pub snat_ports: Option<PortRange>,
     pub dsr_peers: Vec<IpNet>,
     pub external_ips: bool,

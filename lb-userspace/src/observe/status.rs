@@ -99,12 +99,15 @@ fn aligned_pairs(lines: &[(&'static str, String)]) -> String {
 fn agent(lines: &mut Lines, report: &Report) {
     lines.add("Agent", &format!("running, pid {}, version {}, node {}", report.pid, report.version, report.node_name));
     let health = match (report.health.healthz, report.health.readyz) {
+        (true, true) if !report.tables.short_of_snat_ports.is_empty() => "healthy and ready, degraded",
         (true, true) => "healthy and ready",
         (true, false) => "healthy, not ready",
         (false, _) => "unhealthy",
     };
     lines.add("Health", health);
     lines.list("", &report.health.faults);
+    let short = report.tables.short_of_snat_ports.iter();
+    lines.list("SNAT ports", &short.map(|service| format!("{service}: {NO_SNAT_PORT}")).collect::<Vec<_>>());
     let source = &report.source;
     let fresh = match (&source.stale, source.synced) {
         (Some(_), _) => "stale",
@@ -206,6 +209,9 @@ fn freshness(source: &SourceReport) -> Vec<String> {
 /// Said of a cluster IP that a link of the node has.
 pub const LOCAL_CLUSTER_IP: &str =
     "a link of this node has this cluster IP, as with NodeLocal DNSCache: the node answers there by itself";
+
+/// Said of a service port that is short of SNAT ports.
+pub const NO_SNAT_PORT: &str = "new connections are dropped, all SNAT ports to a backend are in use; name more --snat-addresses, or widen --snat-ports";
 
 /// From this share on a table is shown without being asked for.
 const FULL_PERCENT: u64 = 50;

@@ -131,3 +131,15 @@ fn running_agent_tells_what_is_wrong() {
     Warnings:      eth0: forwarding of IPv4 is off
     ");
 }
+
+#[test]
+fn a_service_that_is_short_of_snat_ports_degrades_the_node_and_is_named() {
+    let mut report = Report::default();
+    (report.health.healthz, report.health.readyz) = (true, true);
+    let shown = |report: &Report| text(&Status { agent: Some(report.clone()), ..Status::default() }, false);
+    assert!(shown(&report).contains("Health:        healthy and ready\n"));
+    report.tables.short_of_snat_ports = vec!["demo/web:80/TCP".into()];
+    let shown = shown(&report);
+    assert!(shown.contains("Health:        healthy and ready, degraded\n"), "{shown}");
+    assert!(shown.contains("SNAT ports:    demo/web:80/TCP: new connections are dropped"), "{shown}");
+}

@@ -171,7 +171,8 @@ pub fn settle(model: &mut Model, mut connection: Connection, taken: bool, hint: 
         connection.seen_client = hint.src;
         let port = hint.src.port();
         let (first, last) = model.ports;
-        ensure!((first..=last).contains(&port), "port {port} is not one to translate to");
+        let is_reused = model.is_reused_port(port);
+        ensure!(is_reused || (rested && (first..=last).contains(&port)), "port {port} is not one to translate to");
         ensure!(is_free(model, &connection, true), "port {port} is another live connection's");
     }
     ensure!(hint.no_port.is_none(), "no port was found, though the client's own is free");

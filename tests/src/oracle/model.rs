@@ -34,6 +34,8 @@ pub struct Model {
     pub holder: Option<(IpAddr, Client)>,
     /// First and last port to translate to.
     pub ports: (u16, u16),
+    /// First and last of those that are reused though another client had them lately.
+    pub reused: (u16, u16),
     /// Where packets go that leave.
     pub routes: Option<Routes>,
     /// By backend.
@@ -267,9 +269,9 @@ impl Model {
         self.routes.as_ref().expect("a run has links")
     }
 
-    /// Whether connections are translated to this port.
-    pub fn is_snat_port(&self, port: u16) -> bool {
-        (self.ports.0..=self.ports.1).contains(&port)
+    /// Whether connections are translated to this port though another client had it lately.
+    pub fn is_reused_port(&self, port: u16) -> bool {
+        (self.reused.0..=self.reused.1).contains(&port)
     }
 
     /// Whether a search for a port to translate to tries each of them.

@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use anyhow::{Context, Result};
 use lb_common::abi::Health;
 use lb_common::outcome::Outcome;
+use lb_common::state::SourcePorts;
 use nix::time::{ClockId, clock_gettime};
 
 use super::client::Client;
@@ -33,8 +34,7 @@ pub struct Tally {
 pub struct OracleRun {
     programs: LoadedPrograms,
     routes: Routes,
-    /// First and last port to translate to.
-    ports: (u16, u16),
+    ports: SourcePorts,
     /// Counters of clients that were set for the present model.
     counters: BTreeMap<u32, u32>,
     tally: Tally,
@@ -49,16 +49,16 @@ const ROOM: u32 = 6;
 impl OracleRun {
     /// Loads the programs; the calling thread's namespace must be that of the routes.
     pub fn new(routes: Routes) -> Result<Self> {
-        Self::of(LoadedPrograms::load_with(61_000, 4_536, ROOM)?, routes, (61_000, u16::MAX))
+        Self::of(SourcePorts::DEFAULT, routes)
     }
 
     /// The same with so few ports to translate to that they are used up.
     pub fn with_few_ports(routes: Routes) -> Result<Self> {
-        let (first, count) = (61_000, 2);
-        Self::of(LoadedPrograms::load_with(first, count, ROOM)?, routes, (first, first + (count - 1)))
+        Self::of(SourcePorts::of_range(61_000, 2), routes)
     }
 
-    fn of(mut programs: LoadedPrograms, routes: Routes, ports: (u16, u16)) -> Result<Self> {
+    fn of(ports: SourcePorts, routes: Routes) -> Result<Self> {
+        let mut programs = LoadedPrograms::load_with(ports, ROOM)?;
         routes.tell(&mut programs)?;
         Ok(Self { programs, routes, ports, counters: BTreeMap::new(), tally: Tally::default() })
     }
@@ -70,7 +70,9 @@ impl OracleRun {
 
     fn generate(&self, random: &mut Random, v6: bool) -> Model {
         let mut model = generate::model(random, v6, now_s());
-        (model.ports, model.routes) = (self.ports, Some(self.routes.clone()));
+        let SourcePorts { first, count, reused_first, reused_count, .. } = self.ports;
+        (model.ports, model.reused) = ((first, first + (count - 1)), (reused_first, reused_first + (reused_count - 1)));
+        model.routes = Some(self.routes.clone());
         let room = ROOM as usize;
         (model.room, model.others) = (ROOM, *random.of(&[0, 0, room - 1, room]));
         let clients = [(address(v6, 1, 1), Client::Near), (address(v6, 5, 1), Client::Outside)];

@@ -22,6 +22,7 @@ use lb_common::abi::{Event, Link, StatKey, link_flags, link_role, map_name};
 use lb_common::client_shares::COUNTERS;
 use lb_common::outcome::Outcome;
 use lb_common::service_cidrs::{self, Cover};
+use lb_common::state::SourcePorts;
 use lb_tables::vip_filter::all_but;
 use lb_tables::{ClientShares, VipFilter};
 
@@ -116,10 +117,14 @@ impl LoadedPrograms {
         Self::load_by(&mut EbpfLoader::new(), &object()?)
     }
 
-    /// Loads them with another range of ports to translate to. They take the table of established connections to have so much room.
-    pub fn load_with(first: u16, count: u16, room: u32) -> Result<Self> {
+    /// Loads them with these ports to translate to. They take the table of established connections to have so much room.
+    pub fn load_with(ports: SourcePorts, room: u32) -> Result<Self> {
         let mut loader = EbpfLoader::new();
-        loader.override_global("SNAT_PORT_FIRST", &first, true).override_global("SNAT_PORT_COUNT", &count, true);
+        loader
+            .override_global("SNAT_PORT_FIRST", &ports.first, true)
+            .override_global("SNAT_PORT_COUNT", &ports.count, true)
+            .override_global("REUSED_PORT_FIRST", &ports.reused_first, true)
+            .override_global("REUSED_PORT_COUNT", &ports.reused_count, true);
         let entries = 2 * room;
         loader.override_global("FLOWS4_ENTRIES", &entries, true).override_global("FLOWS6_ENTRIES", &entries, true);
         Self::load_by(&mut loader, &object()?)

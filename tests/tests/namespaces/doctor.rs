@@ -54,8 +54,7 @@ fn a_sound_node_has_nothing_to_mend() {
     let (code, findings) = scenario.examine(&[]);
     assert_eq!(code, 0, "{findings:#?}");
     assert!(findings.iter().all(|finding| finding["level"] == "ok" && finding["remedy"].is_null()), "{findings:#?}");
-    for check in ["privileges", "kernel", "btf", "bpffs", "cgroup", "snat-ports", "forwarding", "xdp", "other-proxies"]
-    {
+    for check in ["privileges", "kernel", "btf", "bpffs", "cgroup", "forwarding", "xdp", "other-proxies"] {
         assert!(findings.iter().any(|finding| finding["check"] == check), "no {check}: {findings:#?}");
     }
     // An agent beside it is asked, too.
@@ -99,9 +98,6 @@ fn what_keeps_clients_outside_from_being_served_is_named() {
     let finding = scenario.only(&["--mode=dsr"], 1, "mtu");
     assert!(remedy(&finding).contains("mtu 1320 or more, or --mode snat"), "{finding:#}");
     assert_eq!(scenario.examine(&["--mode=snat"]).0, 0);
-    // What is asked for is refused, as the agent would refuse it.
-    let finding = scenario.only(&["--snat-ports=1024-2047"], 1, "snat-ports");
-    assert!(remedy(&finding).starts_with("choose ports outside"), "{finding:#}");
 }
 
 #[test]

@@ -162,26 +162,3 @@ fn what_keeps_clients_out_is_told() {
     });
     assert!(agent.metrics().unwrap().contains("ballast_warnings 1"));
 }
-
-#[test]
-fn source_ports_that_sockets_may_take_are_refused_by_name() {
-    let topology = Topology::new("ports").unwrap();
-    let node = topology.node_with(NodeOptions::default()).unwrap();
-    node.namespace().sysctl("net/ipv4/ip_local_port_range", "1024 65000").unwrap();
-    let mut refused = Agent::prepare(&node, &["--snat-ports=60000-61000"]).unwrap();
-    refused.write(&Manifest::of([service()])).unwrap();
-    let output = refused.run_to_end().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("ip_local_reserved_ports=60000-61000"), "{said}");
-    // The default is no reason not to start: it gives way, and says so.
-    let agent = Agent::start_with(&node, &Manifest::of([service()]), &[]).unwrap();
-    let report = agent.json(&["status"]).unwrap()["agent"]["datapath"].clone();
-    assert_eq!(report["sourcePorts"], 535, "{report}");
-    assert!(report["warnings"].to_string().contains("only 535 source ports"), "{report}");
-    // What is reserved is given to no socket.
-    drop(agent);
-    node.namespace().sysctl("net/ipv4/ip_local_reserved_ports", "60000-61000").unwrap();
-    let agent = Agent::start_with(&node, &Manifest::of([service()]), &["--snat-ports=60000-61000"]).unwrap();
-    let report = agent.json(&["status"]).unwrap()["agent"]["datapath"].clone();
-    assert_eq!((&report["sourcePorts"], &report["warnings"]), (&1001.into(), &serde_json::json!([])));
-}

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     DatapathError,
-    settings::{Interfaces, PortRange, SocketLb, TcAttach, XdpMode},
+    settings::{Interfaces, SocketLb, TcAttach, XdpMode},
 };
 use lb_model::Mode;
 
@@ -62,7 +62,6 @@ pub struct Wishes {
     pub tc_attach: TcAttach,
     pub xdp_mode: XdpMode,
     pub mode: Mode,
-    pub snat_ports: Option<PortRange>,
     pub pod_interfaces: Interfaces,
     pub external_interfaces: Interfaces,
     /// Network namespaces in which the other ends of pairs may be.

@@ -30,7 +30,6 @@ pub fn examine(wishes: &Wishes) -> Vec<Finding> {
     findings.push(mechanism(wishes.tc_attach));
     findings.push(bpf_file_system(&wishes.bpffs));
     findings.push(control_groups(wishes));
-    findings.push(snat_ports(wishes.snat_ports, source_ports::Local::read().as_ref()));
     findings.push(node_ports(source_ports::Local::read().as_ref()));
     findings.extend(links::examine(wishes));
     findings.extend(proxies::examine(&wishes.bpffs));
@@ -119,20 +118,6 @@ fn control_groups(wishes: &Wishes) -> Finding {
     }
 }
 
-fn snat_ports(asked: Option<PortRange>, local: Option<&source_ports::Local>) -> Finding {
-    match source_ports::choose(asked, local) {
-        Ok((ports, None)) => Finding::ok(
-            "snat-ports",
-            format!("{} from {} on, which no socket of the node takes", ports.count, ports.first),
-        ),
-        Ok((_, Some(warning))) => {
-            let (found, remedy) = warning.split_once(": ").unwrap_or((&warning, "--snat-ports"));
-            Finding::bad("snat-ports", Level::Warn, found, remedy)
-        }
-        Err(error) => Finding::of("snat-ports", Level::Fail, &error),
-    }
-}
-
 /// Kubernetes' default for `--service-node-port-range`.
 const NODE_PORTS: PortRange = PortRange { first: 30_000, last: 32_767 };
 
@@ -163,17 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_sockets_may_take_are_named_with_the_remedy() {
+    fn node_ports_that_sockets_may_take_are_named_with_the_remedy() {
         let local = |range: &str| source_ports::Local::parse(range, "").expect("as the kernel writes it");
-        assert_eq!(snat_ports(None, Some(&local("32768 60999"))).level, Level::Ok);
         assert_eq!(node_ports(Some(&local("32768 60999"))).level, Level::Ok);
-        let wide = local("1024 65535");
-        for finding in [snat_ports(None, Some(&wide)), node_ports(Some(&wide))] {
-            assert_eq!(finding.level, Level::Warn);
-            let remedy = finding.remedy.as_deref().unwrap_or_default();
-            assert!(remedy.contains("ip_local_reserved_ports="), "{finding:?}");
-        }
-        let asked = "61000-65535".parse().expect("valid");
-        assert_eq!(snat_ports(Some(asked), Some(&wide)).level, Level::Fail);
+        let finding = node_ports(Some(&local("1024 65535")));
+        assert_eq!(finding.level, Level::Warn);
+        let remedy = finding.remedy.as_deref().unwrap_or_default();
+        assert!(remedy.contains("ip_local_reserved_ports="), "{finding:?}");
     }
 }

@@ -4,8 +4,8 @@ use tokio::time::Instant;
 
 use super::TableOwner;
 use crate::agent::marks::{self, Unhealthy};
+use crate::agent::ring::Learnt;
 use crate::observe::maintenance::Answer;
-use lb_plan::plan::BackendId;
 
 impl TableOwner {
     /// The active checks of these endpoints fail, and of no others.
@@ -43,12 +43,21 @@ impl TableOwner {
         self.sync();
     }
 
-    /// A backend became ejected, or is no longer.
-    pub fn learn(&mut self, backend: BackendId) {
-        let sweeper = &self.beside.sweeper;
-        let is_ejected = |id, generation| sweeper.is_ejected(id, generation);
-        // Reported with the next beat: when a node dies, thousands become ejected one by one.
-        self.ejections.update(backend, self.programmer.programmed(), is_ejected, Instant::now());
+    /// What an event says is reported with the next beat: when a node dies, thousands of backends become ejected one by one.
+    pub fn learn(&mut self, learnt: Learnt) {
+        let (programmed, now) = (self.programmer.programmed(), Instant::now());
+        match learnt {
+            Learnt::Ejection(backend) => {
+                let sweeper = &self.beside.sweeper;
+                let is_ejected = |id, generation| sweeper.is_ejected(id, generation);
+                self.ejections.update(backend, programmed, is_ejected, now);
+            }
+            Learnt::NoSnatPort(service) => {
+                if let Some(record) = programmed.services().get(service) {
+                    self.snat_ports.missed(&record.key, now);
+                }
+            }
+        }
     }
 
     /// Which backends new flows avoid, where others shall know.

@@ -59,6 +59,8 @@ pub struct TablesReport {
     pub held_ports: Vec<String>,
     /// Why the file of what is in maintenance cannot be read, and what holds meanwhile; null: it can.
     pub unread_maintenance: Option<String>,
+    /// Service ports of which a new connection found no SNAT port in the last minute; at most 256.
+    pub short_of_snat_ports: Vec<String>,
     /// Cluster IPs that a link of this node has: the node answers there by itself.
     pub local_cluster_ips: BTreeSet<IpAddr>,
     /// Service ports that some or all endpoints of their slices lack; those without any endpoint come first. At most 256, of which each namespace has
