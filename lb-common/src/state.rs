@@ -129,7 +129,7 @@ pub struct SourcePorts {
     pub first: u16,
     /// How many it holds; not 0.
     pub count: u16,
-    /// First of the ports that may be reused while their tuple rests: in the range, or beside it.
+    /// First of the ports that may be reused while their tuple rests: all of them are in the range, or may be kept ([`Self::keeps`]).
     pub reused_first: u16,
     /// How many these are; not 0.
     pub reused_count: u16,
@@ -177,14 +177,7 @@ impl SourcePorts {
     #[inline(always)]
     #[must_use]
     pub const fn may_have(&self, port: u16) -> bool {
-        self.keeps(port) || self.has(port)
-    }
-
-    /// Whether the port is one of these.
-    #[inline(always)]
-    #[must_use]
-    pub const fn has(&self, port: u16) -> bool {
-        port.wrapping_sub(self.first) < self.count || self.is_reused(port)
+        self.keeps(port) || port.wrapping_sub(self.first) < self.count
     }
 
     /// Whether the port may be reused while its tuple rests.

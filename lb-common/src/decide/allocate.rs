@@ -116,12 +116,15 @@ fn reserve<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>,
         let attempt = next as u32;
         next += 1;
         let reuses = attempt > attempts - attempts / 4;
+        let mut number = start;
         if reuses {
             work.allocation |= allocation::TAKE_RESTING;
+            // Starts that find none lie at like distances, and so would what they take here.
+            number = start.rotate_left(16);
         }
         let mut port = 0;
         if attempt != 0 {
-            port = ports.pick(start.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)), reuses);
+            port = ports.pick(number.wrapping_add(attempt.wrapping_mul(0x9e37_79b1)), reuses);
         }
         if !asks_sockets
             && attempt > ADDRESS_ATTEMPTS

@@ -77,7 +77,8 @@ fn free(local: &Local) -> SourcePorts {
     let pieces = if has_enough { apart } else { pieces(all, |port| !is_node_port(port)) };
     let Some(largest) = pieces.iter().max_by_key(|piece| piece.count()) else { return SourcePorts::DEFAULT };
     // Each packet to a port that is reused costs a look-up: rather the highest ones, as most servers have lower ones.
-    let reused = pieces.iter().rev().find(|piece| piece.count() >= FEWEST_REUSED).unwrap_or(largest);
+    let is_beside = |piece: &&PortRange| piece.count() >= FEWEST_REUSED && piece.common(local.range).is_none();
+    let reused = pieces.iter().rev().find(is_beside).unwrap_or(largest);
     let reused = SourcePorts::of_range(reused.first, reused.count());
     SourcePorts { first: largest.first, count: largest.count(), ..reused }
 }
@@ -117,6 +118,7 @@ mod tests {
             ("32768 65535", "", ["1024-29999", "25464-29999"]),
             ("20000 60999", "", ["1024-19999", "61000-65535"]),
             ("50000 65000", "", ["1024-29999", "45464-49999"]),
+            ("32768 65535", "61000-65535", ["1024-29999", "25464-29999"]),
             // Few others are left: sockets are asked for each port.
             ("1024 65535", "", ["32768-65535", "61000-65535"]),
             ("15000 62000", "", ["32768-65535", "61000-65535"]),

@@ -246,7 +246,13 @@ fn at_any_hook(model: &mut Model, asked: Asked, hint: Hint) -> Result<Expected> 
         (_, ConnectionOutcome::Decided(expected)) => return Ok(expected),
         (at, ConnectionOutcome::Anew(outcome)) => {
             if at != usize::MAX && outcome != Outcome::SecondHandshake {
-                model.connections.remove(at);
+                if model.connections[at].has_ended() {
+                    // The tuple of its answers goes on to rest.
+                    model.connections[at].forward = None;
+                    model.tidy();
+                } else {
+                    model.connections.remove(at);
+                }
             }
             why = outcome;
         }

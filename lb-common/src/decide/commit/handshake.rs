@@ -2,7 +2,7 @@
 
 use super::claim::{Claimed, claim};
 use super::second;
-use crate::abi::{Flow, HalfOpen, flow_flags, half_open_flags, is_second};
+use crate::abi::{Flow, HalfOpen, flow_flags, flow_state, half_open_flags, is_second};
 use crate::decide::closing;
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
 use crate::decide::flow_tables::{Accepted, Established, FlowTables};
@@ -262,12 +262,15 @@ pub fn remove_refused<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &m
     tables.remove_half_open(&work.connection.reply_key);
 }
 
-/// Removes both entries of a handshake.
+/// Removes both entries of a handshake. Of a connection that has ended, whose client begins another one, the reply entry stays: its tuple rests.
 #[inline(never)]
 pub fn remove<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
     let Work { connection, stored, .. } = work;
     let Directions { key, opposite_key, .. } = connection.directions();
-    if tables.half_open(opposite_key, stored) && leads_to(opposite_key, &stored.flow, key) {
+    if tables.half_open(opposite_key, stored)
+        && leads_to(opposite_key, &stored.flow, key)
+        && (stored.flow.state != flow_state::CLOSING || stored.flow.flags & flow_flags::REPLY == 0)
+    {
         tables.remove_half_open(opposite_key);
     }
     tables.remove_half_open(key);
