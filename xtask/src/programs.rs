@@ -109,6 +109,7 @@ fn load(ebpf: &mut Ebpf) -> Result<Vec<ProgramSize>> {
             Program::Xdp(program) => program.load(),
             Program::CgroupSockAddr(program) => program.load(),
             Program::CgroupSock(program) => program.load(),
+            Program::SockOps(program) => program.load(),
             other => bail!("program {name} has the type {:?}, which the agent does not load", other.prog_type()),
         }
         .with_context(|| format!("the kernel refuses program {name}"))?;

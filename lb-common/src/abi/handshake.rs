@@ -81,7 +81,7 @@ pub mod half_open_flags {
     pub const SECOND: u8 = 2;
     /// Original entry: it was made by a claim, and so was the one under its [`claim_key`](super::claim_key).
     pub const CLAIMED: u8 = 4;
-    /// Requests and answers both pass the client's link, and its service lets connections move.
+    /// Requests and answers both pass this node, and the connection's service lets it move.
     pub const MOVES: u8 = 8;
     /// The backend has accepted the connection: it stays there. What the client sends next must acknowledge one of [`HalfOpen::answers`].
     ///

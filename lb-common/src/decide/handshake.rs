@@ -1,7 +1,7 @@
 //! Packets of a connection whose handshake is not complete: what each one does to it.
 
 use super::lifetime::{Standing, expired};
-use super::packet::{Hook, Now, Packet};
+use super::packet::{Now, Packet};
 use super::tables::Tables;
 use super::transition::{HandshakeOriginal, HandshakeReply};
 use crate::abi::{HalfOpen, TCP, flow_flags, half_open_flags};
@@ -9,13 +9,12 @@ use crate::abi::{HalfOpen, TCP, flow_flags, half_open_flags};
 /// What a SYN, or what a client sends before it hears anything, may carry at most.
 const MOST_DATA: u32 = u16::MAX as u32;
 
-/// The client sends once more. `hook`: only at the client's own link a SYN is tried at another backend.
+/// The client sends once more.
 #[inline(always)]
 pub(super) fn original<const N: usize, T: Tables<N>>(
     tables: &mut T,
     packet: &Packet<N>,
     entry: &mut HalfOpen<N>,
-    hook: Hook,
     now: Now,
 ) -> HandshakeOriginal {
     let flow = &entry.flow;
@@ -34,7 +33,7 @@ pub(super) fn original<const N: usize, T: Tables<N>>(
         entry.segments = entry.segments.saturating_add(1);
         let moves = entry.flags & (half_open_flags::MOVES | half_open_flags::ANSWERED) == half_open_flags::MOVES;
         // Two backends must not process the same data (RFC 7413).
-        if moves && packet.payload == 0 && hook.has(Hook::FROM_CLIENT) {
+        if moves && packet.payload == 0 {
             return HandshakeOriginal::Retry;
         }
     }

@@ -64,7 +64,7 @@ pub use icmp::{as_refusal, quoted, refused};
 pub use maps::{ElementOf, FlowRef, Maps, NotInserted};
 pub use node_port::{is_this_node, is_unspecified, loopback, node_port};
 pub use open::{complete, open};
-pub use outlier::{answered, is_out, leaves_half, note_tried};
+pub use outlier::{answered, failed, is_out, leaves_half, note_tried};
 pub use packet::{Hook, Now, Packet};
 pub use pick::{Pick, Picked, Wish};
 pub use rate::{Pace, fresh};

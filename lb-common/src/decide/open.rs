@@ -54,7 +54,7 @@ pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
     if !collision::translates(tables, packet, hook, connection.original.flow.flags) {
         return Step::Decided;
     }
-    match handshake::original(tables, packet, &mut connection.original, hook, now) {
+    match handshake::original(tables, packet, &mut connection.original, now) {
         transition @ (HandshakeOriginal::New | HandshakeOriginal::Move) => {
             commit::remove(tables, work);
             if transition == HandshakeOriginal::Move {

@@ -1,7 +1,7 @@
 //! Passive outlier detection: what the packets say of a backend. It answered, or it left unanswered or refused what another one answered.
 //!
 //! One client's evidence keeps only that client away. A second client's, within [`EVIDENCE_S`], ejects the backend for all, if at least half of
-//! the service's backends stay. An answer to anybody refutes all of it.
+//! the service's backends stay. An answer to anybody refutes all of it. Connects of processes cannot be moved: they heed everybody's evidence.
 
 use super::frontend::{asked, frontend};
 use super::packet::Now;
@@ -28,6 +28,9 @@ pub(super) enum Worth {
     ToProbe,
 }
 
+/// In place of a client's hash: evidence of any client counts. For a connection that nobody can move to another backend.
+pub(super) const ANY_CLIENT: u32 = 0;
+
 /// The hash of the client of a packet with this tuple.
 #[inline(always)]
 pub(super) fn client_of<const N: usize>(key: &FlowKey<N>, service: &Service) -> u32 {
@@ -38,6 +41,12 @@ pub(super) fn client_of<const N: usize>(key: &FlowKey<N>, service: &Service) -> 
 #[inline(always)]
 const fn has_evidence(health: &Health, now_s: u32) -> bool {
     health.evidence_client != 0 && now_s.saturating_sub(health.evidence_s) <= EVIDENCE_S
+}
+
+/// Whether the evidence is this client's.
+#[inline(always)]
+const fn is_of(health: &Health, client: u32) -> bool {
+    client == ANY_CLIENT || health.evidence_client == client
 }
 
 /// Whether that evidence counts: UDP queries may still be under way.
@@ -66,7 +75,7 @@ pub(super) fn worth<const N: usize, T: Tables<N>>(
         if protocol == UDP && health.unanswered >= UDP_UNANSWERED_FLOWS {
             return Worth::EjectionCandidate;
         }
-        if health.evidence_client == client {
+        if is_of(&health, client) {
             return Worth::Shunned;
         }
     }
@@ -89,9 +98,9 @@ pub(super) fn is_avoided<const N: usize, T: Tables<N>>(
     (client, protocol): (u32, u8),
     now_s: u32,
 ) -> bool {
-    tables.health(id, generation).is_some_and(|health| {
-        health.ejected_s != 0 || (health.evidence_client == client && counts(&health, protocol, now_s))
-    })
+    tables
+        .health(id, generation)
+        .is_some_and(|health| health.ejected_s != 0 || (is_of(&health, client) && counts(&health, protocol, now_s)))
 }
 
 /// The backend is ejected from now on, if at least half of its service's stay. `false`: they would not.
@@ -159,6 +168,18 @@ fn add_evidence<const N: usize, T: Tables<N>>(
     let is_second = has_evidence(&health, now.s) && health.evidence_client != client;
     if health.ejected_s == 0 && !(is_second && eject(tables, service, id, generation, now)) {
         tables.set_health(id, &Health { evidence_client: client, evidence_s: now.s, ..health });
+    }
+}
+
+/// The connect of a process to this backend was refused, or its SYN was sent again: evidence of this node's processes, if the backend has answered
+/// nobody for a second. Nobody moves such a connection, so none shows that another backend answers: this alone ejects nothing.
+#[inline(always)]
+pub fn failed<const N: usize, T: Tables<N>>(tables: &mut T, service: u32, id: u32, generation: u32, now: Now) {
+    let Some(health) = tables.health(id, generation) else { return };
+    let is_silent = health.answered_s == 0 || health.answered_s.saturating_add(1) < now.s;
+    if is_silent && health.ejected_s == 0 && !has_evidence(&health, now.s) {
+        let evidence_client = client_tag(&[0; N], service, 0);
+        tables.set_health(id, &Health { evidence_client, evidence_s: now.s, ..health });
     }
 }
 

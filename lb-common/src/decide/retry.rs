@@ -1,6 +1,7 @@
 //! SYN retry: another backend gets the SYN of a connection that nobody answers, or that its backend refused. The backends that were tried may
 //! answer still: the first answer wins.
 
+use super::client::{Client, serve_from};
 use super::commit::{claim, handshake as commit};
 use super::connection::{Connection, leads_to};
 use super::flow_tables::FlowTables;
@@ -12,7 +13,7 @@ use super::step::Step;
 use super::tables::Tables;
 use super::work::{Work, allocation};
 use super::{forward, nat, outlier};
-use crate::abi::{HalfOpen, MOST_MOVES, REFUSED_BY_LATEST, half_open_flags, service_flags};
+use crate::abi::{HalfOpen, MOST_MOVES, REFUSED_BY_LATEST, flow_flags, half_open_flags, service_flags};
 use crate::outcome::Outcome;
 
 /// SYNs that a backend is sent before a connection under client affinity leaves it.
@@ -28,8 +29,7 @@ pub fn retry<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N
         && may_leave(tables, work, now)
         && (another(tables, work, false, now) || tried_before(tables, work, now))
     {
-        leave(work, hook, now);
-        return Step::Allocate;
+        return leave(tables, work, hook, now);
     } else {
         forward::forward(tables, work, hook, now);
     }
@@ -56,13 +56,19 @@ fn may_leave<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, n
     outlier::is_avoided(tables, original.flow.backend, backend.generation, client, now.s)
 }
 
-/// Whether the connection's service is there, whole, and retries. It stands in `work.pick` then.
+/// Whether the connection's service is there, whole, and retries. It stands in `work.pick` then, with the set that serves the client.
 #[inline(always)]
 fn retries<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
-    let service = &mut work.pick.service;
-    frontend(tables, &asked(&work.connection.original_key), service)
-        && service.slot_count != 0
-        && service.flags & service_flags::NO_RETRY == 0
+    let Work { pick, connection, .. } = work;
+    let is_external = connection.original.flow.flags & flow_flags::EXTERNAL != 0;
+    let client = if is_external { Client::Outside } else { Client::Near };
+    pick.client = client as u32;
+    let service = &mut pick.service;
+    if !frontend(tables, &asked(&connection.original_key), service) {
+        return false;
+    }
+    serve_from(service, client);
+    service.slot_count != 0 && service.flags & service_flags::NO_RETRY == 0
 }
 
 /// All were tried: whether one of them is worth another SYN, as the network may have lost the one before. Not one that has refused, and
@@ -130,7 +136,7 @@ const fn place<const N: usize>(original: &HalfOpen<N>, backend: u32) -> u8 {
 
 /// To the backend in `work.pick`.
 #[inline(always)]
-fn leave<const N: usize>(work: &mut Work<N>, hook: Hook, now: Now) {
+fn leave<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, now: Now) -> Step {
     let original = &mut work.connection.original;
     remember(original, work.pick.slot.backend);
     original.segments = 1;
@@ -138,6 +144,11 @@ fn leave<const N: usize>(work: &mut Work<N>, hook: Hook, now: Now) {
     nat::aim(work, hook);
     work.verdict.service = work.pick.service.id;
     work.allocation = allocation::RETRY | allocation::KEEP_PORT;
+    if nat::source(tables, work) {
+        return Step::Allocate;
+    }
+    work.verdict.drop(Outcome::DroppedNoAddress);
+    Step::Decided
 }
 
 /// Puts the latest backend among those that were tried: where the next one was, if it was tried before, or behind them. The first of

@@ -1,6 +1,6 @@
 //! The search for a backend among a service's slots: the scheduler's choice, and others where that one is to be avoided.
 
-use super::outlier::{self, Worth, client_of};
+use super::outlier::{self, ANY_CLIENT, Worth, client_of};
 use super::packet::Now;
 use super::pick::{Pick, Search};
 use super::schedule;
@@ -25,6 +25,9 @@ pub(super) const BY_TUPLE: u32 = 0x1000;
 /// By client, service port and period of the affinity's timeout, whatever the scheduler: first connections that a client makes at the same time
 /// agree. With [`AS_ANY_NODE`] in every period alike: a segment that has lost its entries finds the backend of a SYN of the same flood.
 pub(super) const BY_CLIENT: u32 = 0x2000;
+
+/// Any client's evidence counts: nobody moves the connection.
+pub(super) const ANY_EVIDENCE: u32 = 0x4000;
 
 /// A backend for a new connection, in `pick`; how to search: [`PROBES`], [`AS_ANY_NODE`], [`BY_TUPLE`], [`BY_CLIENT`] (processes: with their
 /// `netns`). `false`: service, slots and backends do not fit together.
@@ -140,7 +143,8 @@ pub fn try_slot<const N: usize, T: Tables<N>>(
     }
     let mut worth = Worth::Fit;
     if how & AS_ANY_NODE == 0 {
-        let to = (pick.search.client, key.protocol);
+        let client = if how & ANY_EVIDENCE == 0 { pick.search.client } else { ANY_CLIENT };
+        let to = (client, key.protocol);
         worth = outlier::worth(tables, (id, backend.generation, backend.flags), to, now_ds / 10);
     }
     if worth == Worth::ToProbe && how & PROBES == 0 {

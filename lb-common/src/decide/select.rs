@@ -6,7 +6,7 @@ use super::frontend::{asked, is_whole};
 use super::node_port::serves;
 use super::packet::{Hook, Now};
 use super::pick::{Pick, Picked, Wish};
-use super::search::{AS_ANY_NODE, BY_CLIENT, BY_TUPLE, PROBES, choose};
+use super::search::{ANY_EVIDENCE, AS_ANY_NODE, BY_CLIENT, BY_TUPLE, PROBES, choose};
 use super::step::Step;
 use super::tables::Tables;
 use super::verdict::Action;
@@ -123,15 +123,18 @@ pub fn pick<const N: usize, T: Tables<N>>(
         let sticks = !is_shared && pick.service.affinity_timeout_s != 0;
         if sticks && remembered(tables, key, netns, now.ds, pick) {
             // Under a flood, later packets find it by the same two steps.
-            let keeps_ejected = by_tuple || has_evidence(&pick.service, key, asker);
+            let keeps_ejected =
+                by_tuple || (matches!(asker, Asker::Packet(_)) && is_retried(&pick.service, key, client as u32));
             let (id, generation) = (pick.slot.backend, pick.slot.backend_generation);
             let is_avoided = match asker {
                 Asker::Packet(_) => {
                     let client = outlier::client_of(key, &pick.service);
                     outlier::is_avoided(tables, id, generation, (client, key.protocol), now.s)
                 }
-                // Evidence comes from packets alone.
-                Asker::Process(_) => outlier::is_ejected(tables, id, generation),
+                Asker::Process(_) if key.protocol == UDP => outlier::is_ejected(tables, id, generation),
+                Asker::Process(_) => {
+                    outlier::is_avoided(tables, id, generation, (outlier::ANY_CLIENT, key.protocol), now.s)
+                }
             };
             if keeps_ejected || !is_avoided {
                 return Picked::Backend;
@@ -145,6 +148,10 @@ pub fn pick<const N: usize, T: Tables<N>>(
         };
         if sticks {
             how = how & !BY_TUPLE | BY_CLIENT;
+        }
+        // A datagram may be sent elsewhere later, and a query under way is no evidence.
+        if matches!(asker, Asker::Process(_)) && key.protocol != UDP {
+            how |= ANY_EVIDENCE;
         }
         if choose(tables, key, netns, how, now, pick) {
             return Picked::Backend;
@@ -160,11 +167,13 @@ fn as_any_node(service: &Service, client: Client) -> bool {
 }
 
 /// Whether a connection of this client leaves a backend that leaves it unanswered: its SYN is retried. Any other connection has no evidence
-/// of its own.
+/// of its own. The entry of a client of another node does not say by which of the service's sets it is served.
 #[inline(always)]
-fn has_evidence<const N: usize>(service: &Service, key: &FlowKey<N>, asker: Asker) -> bool {
-    let is_clients_link = matches!(asker, Asker::Packet(hook) if hook.has(Hook::FROM_CLIENT));
-    is_clients_link && key.protocol != UDP && service.flags & service_flags::NO_RETRY == 0
+fn is_retried<const N: usize>(service: &Service, key: &FlowKey<N>, client: u32) -> bool {
+    let is_hashed = service.flags & service_flags::DSR != 0;
+    key.protocol != UDP
+        && service.flags & service_flags::NO_RETRY == 0
+        && (client == Client::Near as u32 || (client == Client::Outside as u32 && !is_hashed))
 }
 
 /// Makes the original entry of a new connection, whose backend is in `work.pick`: all but its tuple.
@@ -176,9 +185,13 @@ pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
     if work.pick.client == Client::Outside as u32 {
         work.connection.original.flow.flags = flow_flags::EXTERNAL;
     }
-    // A SYN with data is never retried: two backends might process the data (RFC 7413).
-    let has_data = work.packet.payload != 0;
-    if !is_udp && !has_data && hook.has(Hook::FROM_CLIENT) && work.pick.service.flags & service_flags::NO_RETRY == 0 {
+    let by_tuple = hook.has(Hook::FROM_OUTSIDE) && !is_udp && tables.is_flood();
+    // A SYN with data is never retried: two backends might process the data (RFC 7413). By tuple, a lost entry leads to the first backend again.
+    if work.packet.payload == 0
+        && !by_tuple
+        && !work.is_chosen()
+        && is_retried(&work.pick.service, &work.packet.key, work.pick.client)
+    {
         work.connection.original.flags = half_open_flags::MOVES;
     }
     let is_hashed = work.pick.service.flags & service_flags::DSR != 0 && work.pick.client != Client::Near as u32;
@@ -196,7 +209,7 @@ pub(super) fn found<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Wor
         work.connection.original.flow.second = second::OWN;
         work.connection.original.flags &= !half_open_flags::MOVES;
         work.allocation = allocation::SECOND;
-    } else if hook.has(Hook::FROM_OUTSIDE) && !is_udp && tables.is_flood() {
+    } else if by_tuple {
         work.allocation |= allocation::BY_TUPLE;
         work.beginning = Outcome::SelectedByTuple;
     }

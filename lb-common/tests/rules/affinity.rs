@@ -326,9 +326,11 @@ fn a_client_whose_query_is_under_way_asks_the_same_backend() {
 /// A client that cannot leave the backend by itself goes where the backends answer.
 #[test]
 fn a_client_whose_connections_are_not_retried_leaves_an_ejected_backend() {
-    for (protocol, hook, flags) in
-        [(UDP, Hook::POD_IN, 0), (TCP, Hook::NODE_OUT, 0), (TCP, Hook::POD_IN, service_flags::NO_RETRY)]
-    {
+    for (protocol, hook, flags) in [
+        (UDP, Hook::POD_IN, 0),
+        (TCP, Hook::NODE_OUT, service_flags::NO_RETRY),
+        (TCP, Hook::POD_IN, service_flags::NO_RETRY),
+    ] {
         let mut tables = sticky(protocol, scheduler::RANDOM);
         let frontend = ServiceKey { protocol, ..FRONTEND };
         tables.edit(frontend, |service| service.flags |= flags);

@@ -1,8 +1,8 @@
 //! How a connection opens: half-open until its client has the answer, moved while nobody does.
 
 use lb_common::abi::{
-    FlowKey, Masquerade, ServiceKey, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state, half_open_flags,
-    service_flags,
+    FlowKey, Masquerade, ServiceKey, TCP, UDP, backend_flags, backend_state, flow_flags, flow_state, frontend_kind,
+    half_open_flags, network_flags, service_flags,
 };
 use lb_common::decide::{Action, Hook, Packet, Step, Verdict, Work, begin, complete, select};
 use lb_common::limits;
@@ -209,15 +209,82 @@ fn a_service_that_asks_for_no_retry_gets_none() {
     assert!(tables.half_open.is_empty());
 }
 
+/// Links by which requests come, and clients that ask there.
+const WAYS: [(Hook, [u8; 4]); 7] = [
+    (Hook::POD_IN, CLIENT),
+    (Hook::BRIDGE_IN, CLIENT),
+    (Hook::NODE_OUT, OWN),
+    (Hook::NODE_IN, OUTSIDE),
+    (Hook::NODE_IN_L3, OUTSIDE),
+    (Hook::XDP, OUTSIDE),
+    (Hook::NODE_IN, POD_ELSEWHERE),
+];
+const OWN: [u8; 4] = [192, 0, 2, 1];
+const OUTSIDE: [u8; 4] = [198, 51, 100, 7];
+const POD_ELSEWHERE: [u8; 4] = [10, 0, 2, 9];
+
+/// The client's SYN and, a second later, the same SYN again. `is_near`: all backends are pods of this node.
+fn asks_twice(hook: Hook, client: [u8; 4], is_near: bool, edited: impl Fn(&mut Memory)) -> (Memory, [Verdict<4>; 2]) {
+    let mut tables = serving(2);
+    tables.own = Some(Masquerade::new(OWN, &[]));
+    tables.networks = vec![([10, 0, 0, 0], 16, network_flags::PODS), (OWN, 32, network_flags::NODE)];
+    edit(&mut tables, |service| service.kind = frontend_kind::NODE_PORT);
+    for backend in tables.backends.values_mut().filter(|_| !is_near) {
+        backend.flags &= !backend_flags::LOCAL;
+    }
+    edited(&mut tables);
+    let key = tuple(TCP, (client, 4000), (VIP, 80));
+    let first = tables.ask(key, SYN, hook);
+    tables.pass_seconds(1);
+    let again = tables.ask(key, SYN, hook);
+    (tables, [first, again])
+}
+
 #[test]
-fn what_no_hook_sees_both_ways_does_not_move() {
-    for hook in [Hook::NODE_IN, Hook::NODE_OUT, Hook::BRIDGE_IN, Hook::XDP] {
-        let mut tables = serving(4);
-        tables.own = Some(Masquerade::new([192, 0, 2, 1], &[]));
-        let first = tables.ask(asks(TCP, 4000), SYN, hook);
-        tables.pass_seconds(1);
-        let again = tables.ask(asks(TCP, 4000), SYN, hook);
-        assert_eq!((again.outcome, again.backend), (Outcome::Forwarded, first.backend));
+fn a_syn_of_every_client_but_one_of_another_node_goes_to_another_backend_by_the_same_nat() {
+    for (is_near, (hook, client)) in [true, false].into_iter().flat_map(|near| WAYS.map(|way| (near, way))) {
+        let (mut tables, [first, again]) = asks_twice(hook, client, is_near, |_| {});
+        if client == POD_ELSEWHERE {
+            assert_eq!((again.outcome, again.backend), (Outcome::Forwarded, first.backend));
+            continue;
+        }
+        assert_eq!(again.outcome, Outcome::Retried, "{hook:?}, near: {is_near}");
+        assert_ne!(again.backend, first.backend, "{hook:?}, near: {is_near}");
+        let seen = if client == OUTSIDE && !is_near { OWN } else { client };
+        assert_eq!([first.client, again.client], [seen, seen], "{hook:?}, near: {is_near}");
+        let back = if is_near { Hook::POD_IN } else { Hook::NODE_IN };
+        let refusal = tables.ask(reply(TCP, &again), RST | ACK, back);
+        let passes_on = refusal.outcome == Outcome::Passed;
+        let refusal = if passes_on { tables.ask(reply(TCP, &again), RST | ACK, Hook::NODE_OUT) } else { refusal };
+        assert_eq!(refusal.outcome, Outcome::SuppressedRefusal, "{hook:?}, near: {is_near}: the first may answer");
+    }
+}
+
+/// The set that serves clients inside has two backends, that for external clients one.
+#[test]
+fn an_external_client_is_led_to_no_backend_of_the_set_for_clients_inside() {
+    let external = |tables: &mut Memory| {
+        edit(tables, |service| {
+            (service.external_base, service.external_count) = (service.slot_base, 1);
+            service.flags |= service_flags::OUTSIDE_LOCAL;
+        });
+    };
+    let (mut tables, [first, again]) = asks_twice(Hook::NODE_IN, OUTSIDE, true, external);
+    assert_eq!((again.outcome, again.backend), (Outcome::Forwarded, first.backend));
+    let refusal = tables.ask(reply(TCP, &first), RST | ACK, Hook::NODE_OUT);
+    assert_eq!(refusal.outcome, Outcome::Replied, "no other one can take it");
+}
+
+/// Each of the other nodes leads a connection of such a service by its tuple; so does this one, once a flood has evicted the entries.
+#[test]
+fn what_is_led_by_its_tuple_stays_there() {
+    let direct = |tables: &mut Memory| edit(tables, |service| service.flags |= service_flags::DSR);
+    let flood = |tables: &mut Memory| tables.flood_until_s = u32::MAX;
+    for (hook, is_near) in [(Hook::NODE_IN, true), (Hook::XDP, false)] {
+        let [first, again] = asks_twice(hook, OUTSIDE, is_near, direct).1;
+        assert_eq!(again.backend, first.backend, "{hook:?}, near: {is_near}");
+        let [first, again] = asks_twice(hook, OUTSIDE, is_near, flood).1;
+        assert_eq!(again.backend, first.backend, "{hook:?}, near: {is_near}, in flood mode");
     }
 }
 

@@ -5,10 +5,11 @@ mod address;
 mod bind;
 mod connect;
 mod context;
+mod outcome;
 mod release;
 
-use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr};
-use aya_ebpf::programs::{SockAddrContext, SockContext};
+use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, sock_ops as tcp_events};
+use aya_ebpf::programs::{SockAddrContext, SockContext, SockOpsContext};
 use lb_common::abi::{TCP, UDP};
 use lb_common::outcome::Outcome;
 
@@ -121,6 +122,14 @@ pub fn post_bind6(context: SockContext) -> i32 {
 pub fn sock_release(context: SockContext) -> i32 {
     release::release(context.sock);
     ALLOW
+}
+
+/// What TCP says of a socket that connects.
+#[tcp_events]
+pub fn sock_ops(context: SockOpsContext) -> u32 {
+    outcome::seen(context.ops);
+    // The kernel's own reply, or that of another program, stays.
+    ALLOW as u32
 }
 
 /// Shows the service's address where the kernel knows the backend's.

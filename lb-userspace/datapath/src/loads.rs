@@ -148,6 +148,7 @@ fn load_program(name: &'static str, program: &mut Program) -> Result<Loaded, Dat
         Program::Xdp(program) => program.load(),
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
+        Program::SockOps(program) => program.load(),
         other => {
             let reason = format!("program {name} has the type {:?}", other.prog_type());
             return Err(DatapathError::BadObject { reason });

@@ -24,7 +24,7 @@ use super::{
 pub(super) const INTERFACE_PROGRAMS: [&str; 8] =
     ["pod_in", "pod_out", "bridge_in", "node_in", "node_out", "node_in_l3", "node_out_l3", "xdp_node"];
 /// Each socket program and where it is attached: these come with socket load balancing.
-pub(super) const SOCKET_PROGRAMS: [(&str, At); 11] = [
+pub(super) const SOCKET_PROGRAMS: [(&str, At); 12] = [
     ("connect4", At::BPF_CGROUP_INET4_CONNECT),
     ("connect6", At::BPF_CGROUP_INET6_CONNECT),
     ("sendmsg4", At::BPF_CGROUP_UDP4_SENDMSG),
@@ -36,6 +36,7 @@ pub(super) const SOCKET_PROGRAMS: [(&str, At); 11] = [
     ("post_bind4", At::BPF_CGROUP_INET4_POST_BIND),
     ("post_bind6", At::BPF_CGROUP_INET6_POST_BIND),
     ("sock_release", At::BPF_CGROUP_INET_SOCK_RELEASE),
+    ("sock_ops", At::BPF_CGROUP_SOCK_OPS),
 ];
 /// The tc programs of pods' links and of Ethernet links to the network: nearly every node needs them, and a pod's link soon.
 const FIRST: [&str; 4] = ["pod_in", "pod_out", "node_in", "node_out"];

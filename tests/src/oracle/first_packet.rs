@@ -107,7 +107,7 @@ pub fn open(model: &mut Model, asked: Asked, why: Outcome, hint: Hint) -> Result
 }
 
 /// A new connection with this backend, at the client's own port.
-fn connection(model: &Model, asked: Asked, service: &Service, client: Client, chosen: u32) -> Result<Connection> {
+pub fn connection(model: &Model, asked: Asked, service: &Service, client: Client, chosen: u32) -> Result<Connection> {
     let backend = &model.backends[&chosen];
     let seen = seen(model, asked, service.kind, client, backend);
     let address = match seen {
@@ -116,9 +116,9 @@ fn connection(model: &Model, asked: Asked, service: &Service, client: Client, ch
         Seen::Node(address) => address,
         Seen::Nobody => anyhow::bail!("sent to {chosen}, though there is no address to send it from"),
     };
-    // Answers pass where the request came only at a pod's own link.
     // What a SYN brings may be at its backend already.
-    let moves = service.retries && asked.protocol == Protocol::Tcp && asked.hook == Hook::PodIn && asked.data == 0;
+    let is_served = matches!(client, Client::Near | Client::Outside);
+    let moves = service.retries && asked.protocol == Protocol::Tcp && is_served && asked.data == 0;
     Ok(Connection {
         protocol: asked.protocol,
         client: asked.src,

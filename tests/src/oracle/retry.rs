@@ -1,16 +1,18 @@
 //! A SYN that is sent again because nobody has answered: whether it goes to another backend, and to which.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
 use lb_common::outcome::Outcome;
 
+use super::client::{Seen, seen};
 use super::connection::{Connection, Opening};
-use super::first_packet::{settle, usable};
+use super::first_packet::{self, settle, usable};
 use super::health::shuns;
 use super::model::{Model, Torn};
 use super::rules::{Asked, Expected, Fate, Hint, PASS};
 use super::wire::Protocol;
+use crate::test_run::Hook;
 
 /// So many tried backends are remembered.
 const MOST_TRIED: usize = 3;
@@ -20,10 +22,11 @@ pub fn others(model: &Model, at: usize) -> Option<Vec<u32>> {
     let connection = &model.connections[at];
     let opening = connection.opening.as_ref()?;
     let service = model.services.get(&(connection.target, connection.protocol))?;
+    let (members, _) = service.set(connection.who);
     if !opening.moves
         || opening.answers.is_some()
         || !service.retries
-        || service.members.is_empty()
+        || members.is_empty()
         || service.torn == Torn::Entry
     {
         return None;
@@ -32,7 +35,7 @@ pub fn others(model: &Model, at: usize) -> Option<Vec<u32>> {
         return Some(Vec::new());
     }
     let (current, _) = connection.backend?;
-    let mut all = usable(model, &service.members);
+    let mut all = usable(model, members);
     all.retain(|id| *id != current);
     Some(all)
 }
@@ -77,13 +80,15 @@ fn candidates(model: &Model, at: usize) -> Option<Vec<u32>> {
 
 /// Whether the same SYN, sent again, went to another backend; the result says to which.
 pub fn retry(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<Option<Expected>> {
-    if !asked.is_clients_link() {
-        return Ok(None);
-    }
     let connection = model.connections[at].clone();
     let opening = connection.opening.clone().expect("nobody has answered");
     if !opening.moves || opening.answers.is_some() || asked.data > 0 {
         return Ok(None);
+    }
+    if asked.hook == Hook::Xdp {
+        // The program at tc retries, and notes the SYN.
+        model.connections[at].opening.as_mut().expect("nobody has answered").segments -= 1;
+        return Ok(Some(PASS.handed()));
     }
     if let Some(winner) = model.claim(&connection) {
         let (id, generation) = winner.backend.expect("a service's");
@@ -96,6 +101,14 @@ pub fn retry(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<O
         model.claims.retain(|claim| !claim.is_of(&connection));
     }
     let Some(candidates) = candidates(model, at) else { return Ok(None) };
+    let service = model.services[&(connection.target, connection.protocol)].clone();
+    let lost = Expected { fate: Fate::Drop, service: service.id, ..PASS };
+    if hint.no_address {
+        let unseen = |id: &&u32| seen(model, asked, service.kind, connection.who, &model.backends[*id]) == Seen::Nobody;
+        ensure!(candidates.iter().any(|id| unseen(&id)), "there is an address for each of {candidates:?}");
+        model.connections[at].opening.as_mut().expect("nobody has answered").segments -= 1;
+        return Ok(Some(Expected { outcome: Outcome::DroppedNoAddress, ..lost }));
+    }
     if hint.no_port.is_none() && hint.dst == connection.answerer {
         // So few members are all looked at.
         ensure!(candidates.is_empty(), "not moved, though it should go to one of {candidates:?}");
@@ -105,7 +118,6 @@ pub fn retry(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<O
     let Some(&chosen) = candidates.iter().find(is_chosen) else {
         anyhow::bail!("moved to {}, which is none of {candidates:?}", hint.dst);
     };
-    let service = model.services[&(connection.target, connection.protocol)].id;
     let (before, _) = connection.backend.expect("a service's");
     let mut tried = opening.tried.clone();
     let left = (before, opening.refused);
@@ -118,17 +130,8 @@ pub fn retry(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<O
         }
     }
     let moved = u8::try_from(tried.len()).expect("few");
-    let backend = &model.backends[&chosen];
-    // A client of this node may be the backend itself.
-    let itself = backend.address.ip() == connection.client.ip();
-    let seen_address = if itself { connection.target.ip() } else { connection.client.ip() };
     let moved = Connection {
-        answerer: backend.address,
-        backend: Some((chosen, backend.generation)),
-        seen_client: SocketAddr::new(seen_address, connection.client.port()),
-        masqueraded: itself,
-        behind_node: false,
-        early: itself,
+        since_s: connection.since_s,
         opening: Some(Opening {
             tried,
             moved,
@@ -137,22 +140,14 @@ pub fn retry(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<O
             reply_moves: opening.moves,
             ..Opening::default()
         }),
-        forward: None,
-        reply: None,
-        ..connection
+        ..first_packet::connection(model, asked, &service, connection.who, chosen)?
     };
     let Some(made) = settle(model, moved, false, hint)? else {
         // The packet is lost, as if the network had lost it.
         model.connections[at].opening.as_mut().expect("nobody has answered").segments -= 1;
-        return Ok(Some(Expected {
-            fate: Fate::Drop,
-            outcome: Outcome::DroppedNoPort,
-            service,
-            backend: chosen,
-            ..PASS
-        }));
+        return Ok(Some(Expected { outcome: Outcome::DroppedNoPort, backend: chosen, ..lost }));
     };
     // The one before may answer still.
-    let expected = asked.to_answerer(&made, Outcome::Retried, service);
+    let expected = asked.to_answerer(&made, Outcome::Retried, service.id);
     Ok(Some(expected))
 }

@@ -120,6 +120,7 @@ fn kind(section: &ProgramSection) -> Result<(bpf_prog_type, Option<bpf_attach_ty
         ProgramSection::CgroupSock { attach_type } => {
             (bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK, Some((*attach_type).into()))
         }
+        ProgramSection::SockOps => (bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS, None),
         other => bail!("the agent loads no program of the section {other:?}"),
     })
 }

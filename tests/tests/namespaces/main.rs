@@ -17,6 +17,7 @@ mod connect_times;
 mod connections;
 mod conntrack;
 mod contrast;
+mod dead_endpoint;
 mod deploy;
 mod direct;
 mod direct_mtu;
