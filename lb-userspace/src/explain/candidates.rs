@@ -299,5 +299,10 @@ fn of_health<const N: usize, S: Stored>(asked: &NewConnection<'_, N, S>, health:
     let age_s = now_s.saturating_sub(health.evidence_s);
     let counts = age_s <= EVIDENCE_S && (asked.key.protocol != UDP || age_s >= UDP_ANSWER_S);
     let is_own = health.evidence_client == client && health.evidence_client != 0;
-    (is_own && counts).then(|| "left a connection of this client unanswered, or refused it, lately".to_owned())
+    if is_own && counts {
+        return Some("left a connection of this client unanswered, or refused it, lately".to_owned());
+    }
+    // Nobody moves a process's connect: it heeds everybody's evidence.
+    let is_heeded = asked.is_socket && asked.key.protocol != UDP && health.evidence_client != 0;
+    (is_heeded && counts).then(|| "left a connection unanswered, or refused it, lately".to_owned())
 }

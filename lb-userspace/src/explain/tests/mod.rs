@@ -126,11 +126,13 @@ fn ejection_and_evidence_keep_new_connections_away() {
     assert_eq!(candidate(&explained, 2).reason, "left a connection of this client unanswered, or refused it, lately");
     let other = candidate(&explained, 1);
     assert!(other.eligible && other.chance == Some(1.0), "{other:?}");
-    // Another client's evidence alone says nothing.
+    // Another client's evidence alone says nothing, but to a process: nobody moves its connect.
     memory
         .health
         .insert(2, Health { generation: 1, evidence_client: client ^ 1, evidence_s: NOW_S, ..Health::default() });
     assert!(candidate(&said(&memory), 2).eligible);
+    let explained = at(&memory, Seen::Socket, packet(&memory, key()));
+    assert_eq!(candidate(&explained, 2).reason, "left a connection unanswered, or refused it, lately");
     // Where all are avoided, they serve rather than none.
     for id in [1, 2] {
         memory.health.insert(id, Health { generation: 1, ejected_s: NOW_S, ..Health::default() });
