@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 
-use lb_common::decide::{self, Accepted, Established, FlowTables, Reserved, Work};
+use lb_common::decide::{self, Accepted, Established, FlowTables, Keeping, Reserved, Work};
 
 use crate::global_functions::changes;
 use crate::kernel::Kernel;
@@ -34,12 +34,12 @@ impl<const N: usize> FlowTables<N> for Kernel {
     }
 
     #[inline(always)]
-    fn keep_entries(&mut self, work: &mut Work<N>, is_over: bool) {
+    fn keep_entries(&mut self, work: &mut Work<N>, keeping: Keeping) {
         changes(work);
         if N == 4 {
-            keep_entries4(is_over.into())
+            keep_entries4(keeping as u32)
         } else {
-            keep_entries6(is_over.into())
+            keep_entries6(keeping as u32)
         };
     }
 }
@@ -87,11 +87,11 @@ macro_rules! keep_entries {
         /// [`decide::keep_entries`] for the scratch record.
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $name(is_over: u32) -> u32 {
+        extern "C" fn $name(keeping: u32) -> u32 {
             let Some(scratch) = maps::scratch::<$n>() else { return 0 };
             // It does not ask for the context.
             let mut tables = Kernel::at(core::ptr::null_mut(), 0);
-            decide::keep_entries(&mut tables, &mut scratch.work, is_over != 0);
+            decide::keep_entries(&mut tables, &mut scratch.work, Keeping::from_number(keeping));
             0
         }
     };

@@ -5,7 +5,7 @@ use super::closing;
 use super::collision;
 use super::commit::established as commit;
 use super::fast_path;
-use super::flow_tables::FlowTables;
+use super::flow_tables::{FlowTables, Keeping};
 use super::forward::{forwarded, is_routed};
 use super::lifetime::{Standing, expired, is_over};
 use super::maps::FlowRef;
@@ -20,6 +20,7 @@ use crate::abi::{Flow, flow_flags, flow_link, flow_state};
 use crate::limits::ANSWER_TIMEOUT_S;
 use crate::outcome::Outcome;
 use crate::state;
+use crate::words;
 
 /// A packet whose connection's entry was just read, under `entry`.
 #[inline(always)]
@@ -56,32 +57,31 @@ pub fn established<const N: usize, T: FlowTables<N>>(
     if !matches!(step, Step::Refresh | Step::Remove | Step::Reselect) {
         return step;
     }
-    if step == Step::Refresh {
-        follow_route(tables, work);
-    }
-    tables.keep_entries(work, step != Step::Refresh);
+    let keeping = if step != Step::Refresh {
+        Keeping::Over
+    } else if leaves_fast_path(tables, work) {
+        Keeping::OffFastPath
+    } else {
+        Keeping::Alike
+    };
+    tables.keep_entries(work, keeping);
     if step == Step::Reselect { Step::Select } else { Step::Decided }
 }
 
 /// A packet of a connection between two pods of this node, of each direction one in a second, asks the routing table. If that leads elsewhere by now,
 /// or nowhere, the connection takes the stack from here on. Those to other nodes ask with each request.
 #[inline(always)]
-fn follow_route<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
-    let flow = &work.connection.entry().flow;
-    let (link, is_reply) = (flow.link, flow.flags & flow_flags::REPLY != 0);
+fn leaves_fast_path<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) -> bool {
+    let Work { packet, connection, stored_key, .. } = work;
+    let flow = &connection.entry().flow;
+    let link = flow.link;
     if link == 0 || flow_link::way(link) != 0 || flow.own_link != tables.link() {
-        return;
+        return false;
     }
-    // As the stack sees the packet: only its destination is translated.
-    let key = &work.packet.key;
-    let to = if is_reply { &key.dst } else { &flow.address };
-    if !tables.leads_by(&key.src, to, link) {
-        commit::leave_fast_path(tables, work);
-        // A reply is translated where it would skip the client's link: this last one goes there.
-        if !is_reply {
-            work.verdict.link = 0;
-        }
-    }
+    // As the stack sees the packet: only its destination is translated. Copied, since Linux 5.10 would walk all that follows for each of the two.
+    let is_reply = flow.flags & flow_flags::REPLY != 0;
+    words::address(if is_reply { &packet.key.dst } else { &flow.address }, &mut stored_key.dst);
+    !tables.leads_by(&packet.key.src, &stored_key.dst, link)
 }
 
 /// A packet of an established connection whose backend drains. All that a drain asks is asked here: no other packet pays for it.

@@ -136,7 +136,7 @@ pub trait FlowTables<const N: usize>: Tables<N> {
     /// Establishes a connection, as [`establish`](super::establish) does: the programs call a function of their own.
     fn establish(&mut self, work: &mut Work<N>, link: u32, generation: u32, now_s: u32) -> Established;
     /// Keeps both entries alike or removes them, as [`keep_entries`](super::keep_entries) does: the programs call a function of their own.
-    fn keep_entries(&mut self, work: &mut Work<N>, is_over: bool);
+    fn keep_entries(&mut self, work: &mut Work<N>, keeping: Keeping);
 }
 
 numbered! {
@@ -176,5 +176,17 @@ numbered! {
         Late = 1;
         /// The table has no room for it.
         Full = 2;
+    }
+}
+
+numbered! {
+    /// What becomes of the two entries of an established connection.
+    Keeping: u32, else Over {
+        /// They are kept alike.
+        Alike = 0;
+        /// They are, and neither has a link any more.
+        OffFastPath = 1;
+        /// They are removed.
+        Over = 2;
     }
 }

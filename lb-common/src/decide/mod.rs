@@ -59,7 +59,7 @@ pub use connection::{Connection, Direction, is_pair, pair_key};
 pub use decision::{begin, decide};
 pub use dsr::{Inside, inside, is_about_tunnelled, is_tunnelled, quoted_elsewhere};
 pub use established::established;
-pub use flow_tables::{Accepted, Established, FlowTables, Reserved};
+pub use flow_tables::{Accepted, Established, FlowTables, Keeping, Reserved};
 pub use icmp::{as_refusal, quoted, refused};
 pub use maps::{ElementOf, FlowRef, Maps, NotInserted};
 pub use node_port::{is_this_node, is_unspecified, loopback, node_port};

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use lb_common::abi::{Bucket, BucketKey, FlowKey, fast_path, flow_link, link_role};
 use lb_common::decide::{
-    self, Accepted, Established, FlowTables, Maps, NotInserted, Pace, Packet, Pick, Reserved, Tables, Work, fresh,
+    self, Accepted, Established, FlowTables, Keeping, Maps, NotInserted, Pace, Packet, Pick, Reserved, Tables, Work,
+    fresh,
 };
 use lb_common::limits::AFTER_FLOOD_S;
 use lb_common::map::{self, Map, MapId, Record};
@@ -214,7 +215,7 @@ impl<const N: usize, S: Stored> FlowTables<N> for Overlay<'_, S> {
         decide::establish(self, work, link, generation, now_s)
     }
 
-    fn keep_entries(&mut self, work: &mut Work<N>, is_over: bool) {
-        decide::keep_entries(self, work, is_over);
+    fn keep_entries(&mut self, work: &mut Work<N>, keeping: Keeping) {
+        decide::keep_entries(self, work, keeping);
     }
 }

@@ -4,7 +4,7 @@ use crate::abi::{Flow, HalfOpen, MOST_MOVES, flow_flags, flow_state, half_open_f
 use crate::decide::closing::{self, End, Numbers};
 use crate::decide::connection::{Connection, Directions, leads_to, set_opposite};
 use crate::decide::fast_path;
-use crate::decide::flow_tables::FlowTables;
+use crate::decide::flow_tables::{FlowTables, Keeping};
 use crate::decide::lifetime::uncount;
 use crate::decide::maps::FlowRef;
 use crate::decide::packet::{Now, Packet};
@@ -42,13 +42,17 @@ pub fn evict<const N: usize, T: FlowTables<N>>(tables: &mut T, entry: FlowRef<T,
     }
 }
 
-/// Keeps both entries of an established connection alike, or removes them as it `is_over`.
+/// Keeps both entries of an established connection alike, or removes them.
 #[inline(always)]
-pub fn keep_entries<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, is_over: bool) {
+pub fn keep_entries<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, keeping: Keeping) {
     work.connection.set_keys(&work.packet.key);
-    if is_over {
-        remove(tables, work);
-    } else if !sync(tables, work) {
+    if keeping == Keeping::Over {
+        return remove(tables, work);
+    }
+    if keeping == Keeping::OffFastPath {
+        leave_fast_path(tables, work);
+    }
+    if !sync(tables, work) {
         let link = fast_path::opposite_link(&work.connection.entry().flow);
         restore(tables, work, link);
     }
@@ -56,11 +60,14 @@ pub fn keep_entries<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut
 
 /// Neither entry has a link any more.
 #[inline(always)]
-pub fn leave_fast_path<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
-    work.connection.set_keys(&work.packet.key);
-    let Work { connection, stored, .. } = &mut *work;
+fn leave_fast_path<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
+    let Work { connection, stored, verdict, .. } = &mut *work;
     let Directions { key, entry, opposite_key, .. } = connection.directions();
     entry.flow.link = 0;
+    // A reply is translated where it would skip the client's link: this last one goes there.
+    if entry.flow.flags & flow_flags::REPLY == 0 {
+        verdict.link = 0;
+    }
     for key in [key, opposite_key] {
         // Of another connection that has the tuple by now it costs nothing but time.
         if let Some(entry) = tables.flow(key, &mut stored.flow) {
