@@ -12,8 +12,7 @@ use crate::abi::{
 };
 use crate::connect_times;
 use crate::decide::{
-    self, Accepted, Established, FlowTables, Keeping, Maps, NotInserted, Pace, Packet, Pick, Reserved, Tables, Work,
-    fresh,
+    self, Accepted, Established, FlowTables, Maps, NotInserted, Pace, Packet, Pick, Reserved, Tables, Work, fresh,
 };
 use crate::limits::{AFTER_FLOOD_S, FLOOD_S, HAND_OVER};
 use crate::map::{self, Map, Record};
@@ -219,7 +218,7 @@ impl<const N: usize> FlowTables<N> for Memory<N> {
         decide::establish(self, work, link, generation, now_s)
     }
 
-    fn keep_entries(&mut self, work: &mut Work<N>, keeping: Keeping) {
+    fn keep_entries(&mut self, work: &mut Work<N>, keeping: decide::Keeping) {
         decide::keep_entries(self, work, keeping);
     }
 }
