@@ -128,7 +128,8 @@ pub fn answer(model: &mut Model, asked: Asked, at: usize, hint: Hint) -> Result<
         let gone = model.connections.remove(at);
         // With it goes the client's half of another attempt with this backend, which a claim has brought back.
         for it in model.connections.iter_mut().filter(|it| it.opening.is_some() && it.shares_answers(&gone)) {
-            if (it.client, it.target, it.backend) == (gone.client, gone.target, gone.backend) {
+            let ends = |it: &Connection| (it.client, it.target, it.backend, it.is_beside);
+            if ends(it) == ends(&gone) {
                 it.forward = None;
             }
         }

@@ -114,7 +114,7 @@ fn what_somebody_edits_is_put_right_and_told() {
         "{found:?}"
     );
     assert_eq!((masquerade(&node), networks(&node)), (links, told));
-    assert!(agent.metrics().unwrap().contains("table=\"networks4\""));
+    eventually("it is counted", SOON, || agent.metrics().unwrap().contains("table=\"networks4\"").then_some(()));
 }
 
 /// Whether this pod's link has programs.
