@@ -30,6 +30,9 @@ const BATCH: usize = 128;
 /// One CPU is later than the other one by up to so many turns of a loop: a few microseconds.
 const LATEST: usize = 2_000;
 
+/// After so many seconds a handshake that nobody completes is forgotten.
+const FORGOTTEN_S: u64 = 61;
+
 const VIP: [u8; 4] = [10, 3, 0, 1];
 const BACKENDS: [[u8; 4]; 2] = [[10, 2, 0, 1], [10, 2, 0, 2]];
 /// `TCX_NEXT`: the packet goes on.
@@ -73,7 +76,11 @@ impl Link {
     }
 
     fn pass_second(&mut self) -> Result<()> {
-        self.now_ns += 1_000_000_000;
+        self.pass(1)
+    }
+
+    fn pass(&mut self, seconds: u64) -> Result<()> {
+        self.now_ns += seconds * 1_000_000_000;
         Ok(self.clock.set(0, [self.now_ns, self.now_ns], 0)?)
     }
 
@@ -87,9 +94,9 @@ impl Link {
 
     /// Sends the SYNs of new connections.
     fn begin(&mut self, round: usize) -> Result<Vec<Attempt>> {
-        self.pass_second()?;
+        // Nobody remembers the one before under the same tuple: it would go on beside this one.
+        self.pass(FORGOTTEN_S)?;
         let begin = |at: usize| {
-            // Another one under a tuple that was in use has another number.
             let seq = u32::try_from((round * BATCH + at) << 1 & 0xffff_ffff)?;
             let syn = Packet { seq, ..Packet::new(asks(at), SYN) };
             let answer = self.ask(&syn)?;
