@@ -89,13 +89,13 @@ impl Stream {
         Ok(self.info()?.tcpi_total_retrans)
     }
 
-    /// How many segments of the client's did not arrive. Of one that was sent again because it was late, the other side says that it came twice
-    /// (RFC 2883): that is waited for.
-    pub fn lost(&self) -> Result<u32> {
+    /// How many segments of the client's did not arrive, besides so many `syns`. Of one that was sent again because it was late, the other side says
+    /// that it came twice (RFC 2883): that is waited for.
+    pub fn lost(&self, syns: u32) -> Result<u32> {
         let begin = Instant::now();
         loop {
             let info = self.info()?;
-            let lost = info.tcpi_total_retrans.saturating_sub(info.tcpi_dsack_dups);
+            let lost = info.tcpi_total_retrans.saturating_sub(syns + info.tcpi_dsack_dups);
             if lost == 0 || begin.elapsed() > PATIENCE {
                 return Ok(lost);
             }

@@ -36,6 +36,9 @@ struct Client {
     to: SocketAddr,
     act: Act,
     open: Option<(Stream, String)>,
+    /// How often its SYN was sent again. One that uses its port again at once may meet the old connection at the backend: its SYN goes by another CPU
+    /// than the end of that one, and overtakes it. No other SYN is sent again.
+    syns: u32,
 }
 
 /// What a client does while the agent is held.
@@ -67,7 +70,7 @@ impl Clients {
         let acts = [Act::Asks, Act::Resets, Act::Ends, Act::Begins];
         let wanted = frontends.tcp.iter().flat_map(|to| acts.map(|act| (*to, act)));
         let wanted = wanted.flat_map(|one| [one; EACH]).zip(FIRST_PORT..);
-        let tcp = wanted.map(|((to, act), port)| Client { port, to, act, open: None }).collect();
+        let tcp = wanted.map(|((to, act), port)| Client { port, to, act, open: None, syns: 0 }).collect();
         let udp = frontends.udp.iter().map(|to| {
             let socket = Datagrams::connected(netns, 0, *to).unwrap();
             let server = socket.ask("first").unwrap().server;
@@ -114,6 +117,7 @@ impl Clients {
 impl Client {
     fn begin(&mut self, netns: &NetNs) -> Result<()> {
         let mut stream = Stream::connect_from(netns, self.port, self.to, PATIENCE)?;
+        self.syns = if matches!(self.act, Act::Resets | Act::Ends) { stream.sent_again()? } else { 0 };
         let server = stream.ask("begin")?.server;
         self.open = Some((stream, server));
         self.ask()
@@ -122,7 +126,7 @@ impl Client {
     fn ask(&mut self) -> Result<()> {
         let Some((stream, server)) = &mut self.open else { return Ok(()) };
         let answer = stream.ask("on")?.server;
-        let lost = stream.lost()?;
+        let lost = stream.lost(self.syns)?;
         if &answer == server && lost == 0 {
             return Ok(());
         }
