@@ -167,7 +167,7 @@ fn resets<const N: usize>(packet: &Packet<N>, own: &Flow<N>, opposite: &Flow<N>)
     }
     let is_behind = packet.seq == own.next && own.fin & fin::CLAIMED == 0;
     let acks = packet.tcp_flags & tcp_flag::ACK != 0;
-    // An end that has said its last answers what still comes by a RST, at a number that it is told there.
+    // An end that has sent its FIN resets the connection if data still comes. The RST has the number that this data acknowledges.
     let is_within =
         own.fin & fin::SENT != 0 && own.next.wrapping_sub(packet.seq) <= own.next.wrapping_sub(opposite.ack);
     packet.seq == opposite.ack || is_behind || is_within || (acks && fits_known(packet, own, opposite))

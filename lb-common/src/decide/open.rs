@@ -171,7 +171,6 @@ fn accept<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, 
         Accepted::Late => {
             verdict.late(packet, flow.backend);
             commit::lose(tables, work);
-            // It lives.
         }
         // The backend answers once more.
         Accepted::Full => return verdict.drop(Outcome::DroppedTableFull),

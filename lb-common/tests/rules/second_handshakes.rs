@@ -65,7 +65,7 @@ fn sent_to() -> ([u8; 4], u16) {
 fn three_silent_syns_leave_the_connection_as_it_is() {
     let (mut tables, sent) = established(2);
     let other = begin(&mut tables);
-    assert_ne!(other.client_port, PORT, "its answers are told apart");
+    assert_ne!(other.client_port, PORT, "its answers have another tuple");
     lives(&mut tables, &sent);
     // Its answer reaches the client, which lives and answers with the numbers of its connection.
     let told = answer(&mut tables, &other);
