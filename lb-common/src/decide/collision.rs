@@ -5,11 +5,16 @@
 //!
 //! Connections of this node itself collide with those that are masqueraded with its address. The client may be anybody, so the node's own
 //! connection gets another port whatever its protocol.
+//!
+//! A datagram may leave from the number of a node port: the node's NAT has kept the port of a pod, or a process has that port. Its answers look like
+//! requests of a client, so the conversation gets entries of its own. TCP needs none: only a SYN begins a connection.
 
 use super::commit::tuple as commit;
 use super::connection::set_opposite_key;
-use super::flow_tables::FlowTables;
+use super::flow_tables::{FlowTables, Reserved};
+use super::frontend::asked;
 use super::lifetime::is_over;
+use super::node_port::node_port;
 use super::packet::{Hook, Now, Packet};
 use super::step::Step;
 use super::tables::Tables;
@@ -24,31 +29,73 @@ use crate::words;
 pub fn direct<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, hook: Hook, _: Step) -> Step {
     let Work { packet, connection, .. } = &mut *work;
     let is_clients = hook.has(Hook::FROM_CLIENT);
-    if !packet.begins() || !(is_clients || is_own(tables, packet, hook)) {
+    if !packet.begins() {
         return Step::Decided;
     }
     let (key, reply) = (&packet.key, &mut connection.reply_key);
     words::address(&key.dst, &mut reply.src);
     words::address(&key.src, &mut reply.dst);
     (reply.src_port, reply.dst_port, reply.protocol) = (key.dst_port, key.src_port, key.protocol);
+    if !is_clients && !is_own(tables, packet, hook) {
+        if may_be_node_port(tables, packet, hook) {
+            keep_answers(tables, work);
+        }
+        return Step::Decided;
+    }
     if !is_held(tables, work, is_clients) && !is_held_by_handshake(tables, work, is_clients) {
         return Step::Decided;
     }
-    let Work { packet, connection, verdict, .. } = &mut *work;
-    if is_clients && packet.is_udp() {
-        verdict.settle(Action::Pass, Outcome::AmbiguousUdp);
+    if is_clients && work.packet.is_udp() {
+        work.verdict.settle(Action::Pass, Outcome::AmbiguousUdp);
         return Step::Decided;
     }
+    // Replies to this node are translated where they come in.
+    begin(tables, work, if is_clients { flow_flags::DIRECT } else { OWN });
+    work.allocation = allocation::DIRECT;
+    Step::Allocate
+}
+
+/// Makes the original entry of a direct connection, from the client's own port.
+#[inline(always)]
+fn begin<const N: usize, T: Tables<N>>(tables: &mut T, work: &mut Work<N>, flags: u8) {
+    let Work { packet, connection, .. } = work;
     connection.begin(packet, Now::from_ns(tables.now_ns()));
     let (key, flow) = (&packet.key, &mut connection.original.flow);
     words::address(&key.dst, &mut flow.address);
     words::address(&key.src, &mut flow.client);
     flow.port = key.dst_port;
     flow.client_port = key.src_port;
-    // Replies to this node are translated where they come in.
-    flow.flags = if is_clients { flow_flags::DIRECT } else { OWN };
-    work.allocation = allocation::DIRECT;
-    Step::Allocate
+    flow.flags = flags;
+}
+
+/// Whether a datagram that leaves this node may come from the number of a node port. No masqueraded connection has such a port.
+#[inline(always)]
+pub(super) fn may_be_node_port<const N: usize, T: Tables<N>>(tables: &mut T, packet: &Packet<N>, hook: Hook) -> bool {
+    hook.has(Hook::ROUTED)
+        && packet.is_udp()
+        && !tables.source_ports().may_have(packet.key.src_port)
+        && !tables.is_ruled_out(&packet.key.src)
+}
+
+/// Writes entries for a datagram that leaves from the number of a node port, and translate nothing: its answers pass to the host's stack, which knows
+/// whose they are. What answers a client of the service has an entry of that client under the reversed tuple.
+#[inline(always)]
+fn keep_answers<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
+    let Work { connection, stored, pick, .. } = &mut *work;
+    let reply_key = &connection.reply_key;
+    if node_port(tables, &asked(reply_key), &mut pick.service) == 0
+        || tables.flow(reply_key, &mut stored.flow).is_some()
+        || tables.half_open(reply_key, stored)
+    {
+        return;
+    }
+    begin(tables, work, OWN);
+    work.connection.derive_reply(0);
+    let now = Now::from_ns(tables.now_ns());
+    work.allocation = allocation::DIRECT | allocation::KEEP_PORT;
+    if tables.reserve(work, 0, now.s) == Reserved::Yes {
+        commit::begin(tables, work);
+    }
 }
 
 /// Flags of a direct connection of this node itself.

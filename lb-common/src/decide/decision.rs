@@ -74,7 +74,10 @@ fn unknown<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: H
         let is_retained = !may_be_handshake && tables.is_retained(&packet.key);
         return if is_retained { Step::Handshake } else { Step::Select };
     }
-    let is_direct = packet.begins() && (hook.has(Hook::FROM_CLIENT) || collision::is_own(tables, packet, hook));
+    let is_direct = packet.begins()
+        && (hook.has(Hook::FROM_CLIENT)
+            || collision::is_own(tables, packet, hook)
+            || collision::may_be_node_port(tables, packet, hook));
     if is_direct { Step::Direct } else { Step::Unrelated }
 }
 

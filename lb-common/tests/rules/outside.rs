@@ -369,6 +369,34 @@ fn this_nodes_own_connection_on_the_tuple_of_a_client_gets_another_port() {
     }
 }
 
+/// A pod that the node masquerades, or a process of the node, may have the number of a node port as its own port.
+#[test]
+fn answers_to_datagrams_from_the_number_of_a_node_port_pass_to_the_nodes_stack() {
+    let key = tuple(UDP, (NODE, NODE_PORT), (REMOTE, 53));
+    for (from_node, hook) in [false, true].into_iter().flat_map(|from_node| FROM_THE_WIRE.map(|hook| (from_node, hook)))
+    {
+        let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+        tables.is_from_node = from_node;
+        for _ in 0..3 {
+            assert_eq!(tables.ask(key, 0, Hook::NODE_OUT).action, Action::Pass);
+            let answer = tables.ask(key.reversed(), 0, hook);
+            assert_eq!((answer.address, answer.port), (REMOTE, 53), "{answer:?}");
+            assert_eq!((answer.client, answer.client_port), (NODE, NODE_PORT), "{answer:?}");
+            assert_eq!(answer.action, Action::ToClient);
+        }
+        let other = tables.ask(from(CLIENT, 40_000, UDP), 0, hook);
+        assert_eq!((other.action, other.outcome), (Action::ToBackend, Outcome::Masqueraded), "clients are served");
+        // What answers a client of the service leaves from the same port, and makes no entry.
+        let entries = tables.flows.len() + tables.half_open.len();
+        let back = tuple(UDP, (NODE, NODE_PORT), (CLIENT, 40_000));
+        assert_eq!(tables.ask(back, 0, Hook::NODE_OUT).action, Action::Pass);
+        for (address, port) in [(NODE, NODE_PORT + 1), (POD, NODE_PORT)] {
+            assert_eq!(tables.ask(tuple(UDP, (address, port), (REMOTE, 53)), 0, Hook::NODE_OUT).action, Action::Pass);
+        }
+        assert_eq!(tables.flows.len() + tables.half_open.len(), entries);
+    }
+}
+
 #[test]
 fn this_nodes_own_connection_to_a_service_is_translated_once() {
     for (protocol, asks) in [(TCP, SYN), (UDP, 0)] {
