@@ -56,6 +56,7 @@ impl Case {
             Scene::Calico => (1, Families::Both, [SHARED, &["attacker"]]),
             Scene::Netpol => (0, Families::Ipv6, [SHARED, &[]]),
             Scene::Firewalld => (1, Families::Both, [SHARED, &["udp_moves"]]),
+            Scene::Cloud => (1, Families::Both, [&["without_agent"], &["egress_ports"]]),
             _ => (1, Families::Both, [&["without_agent"], &[]]),
         };
         (self.rp_filter, self.families) == (rp_filter, families) && checks.concat().contains(&check.name)

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use lb_common::outcome::Outcome;
-use lb_tests::agent::{Agent, Manifest, Protocol, SOON};
+use lb_tests::agent::{Agent, External, Manifest, Port, Protocol, SOON, Service};
 use lb_tests::external_client::{client_addresses, far_client};
 use lb_tests::fixture::{Fixture, Pods, held_until_the_deadline, serve_at};
 use lb_tests::incident::Counters;
@@ -38,6 +38,7 @@ impl Check {
                 case.families == Families::Both && (case.rp_filter != 1 || case.scene.masquerades_to_nodes())
             }
             "pmtu" => case.families == Families::Both,
+            "egress_ports" => case.scene.masquerades(),
             _ => true,
         }
     }
@@ -64,6 +65,7 @@ pub const CHECKS: &[Check] = &[
     own("attacker", attacker),
     own("north_south", north_south),
     own("pmtu", pmtu),
+    own("egress_ports", egress_ports),
 ];
 
 /// A node of the scene with pods and an agent, and a host in another network. Fields in the order in which they must end.
@@ -214,6 +216,53 @@ fn leaves(case: Case, fixture: &Fixture) {
             }
         }
     }
+}
+
+/// A pod's own way out from the numbers of 500 node ports, and from others, while their Service comes and goes; by tc and by XDP.
+fn egress_ports(case: Case) {
+    const NUMBERS: std::ops::Range<u16> = 30_100..30_350;
+    let (_servers, far, fixture) = network(case);
+    let ports = NUMBERS.flat_map(|number| {
+        [Protocol::Tcp, Protocol::Udp].map(|protocol| Port {
+            name: format!("{protocol:?}-{number}").to_lowercase().leak(),
+            protocol,
+            port: number,
+            target: 8080,
+        })
+    });
+    let node_ports = NUMBERS.flat_map(|number| [number; 2]).collect();
+    let many = Service { ports: ports.collect(), ..Service { name: "many", ..fixture.web() } };
+    let served = Manifest::of([many.with(External { node_ports, ..External::default() })]);
+    let empty = Manifest::of([fixture.empty()]);
+    let targets: Vec<_> = case
+        .families
+        .of(client_addresses())
+        .into_iter()
+        .map(|address| [8080, 5353].map(|port| SocketAddr::new(address, port)))
+        .collect();
+    for mode in ["off", "native"] {
+        let agent = fixture.agent(&served, &[&format!("--xdp-mode={mode}")]);
+        let mut wrong = Vec::new();
+        let rounds = lb_seed::short_or_long(1, 10);
+        for (at, number) in (0..rounds).flat_map(|_| NUMBERS.map(|number| [number, 0]).flatten()).enumerate() {
+            if at % 100 == 0 {
+                agent.write(if at / 100 % 2 == 0 { &served } else { &empty }).unwrap();
+            }
+            for &[tcp, udp] in &targets {
+                let asked =
+                    Stream::connect_from(fixture.client.netns(), number, tcp, PATIENCE).and_then(|mut stream| {
+                        stream.ask("out")?;
+                        stream.reset()
+                    });
+                let answered = Datagrams::connected(fixture.client.netns(), number, udp).unwrap().ask("out");
+                wrong.extend(
+                    [asked.err(), answered.err()].into_iter().flatten().map(|e| format!("{mode}: {number}: {e}")),
+                );
+            }
+        }
+        assert!(wrong.is_empty(), "{}: {wrong:#?}", wrong.len());
+    }
+    drop(far);
 }
 
 /// A sender that hears nothing, in a pod and in another network.
