@@ -17,6 +17,7 @@ mod connect_times;
 mod crc32c;
 mod decide;
 mod drains;
+mod egress_ports;
 mod ejection;
 mod ends;
 mod flood;

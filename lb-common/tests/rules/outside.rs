@@ -14,14 +14,14 @@ use lb_common::state::{
     tcp_flag::{ACK, FIN, RST, SYN},
 };
 
-const CLIENT: [u8; 4] = [198, 51, 100, 7];
-const POD: [u8; 4] = [10, 0, 2, 9];
-const NODE: [u8; 4] = [192, 0, 2, 1];
+pub const CLIENT: [u8; 4] = [198, 51, 100, 7];
+pub const POD: [u8; 4] = [10, 0, 2, 9];
+pub const NODE: [u8; 4] = [192, 0, 2, 1];
 const OTHER: [u8; 4] = [192, 0, 2, 2];
 const LOCAL: [u8; 4] = [10, 0, 1, 11];
-const REMOTE: [u8; 4] = [10, 0, 2, 12];
-const NODE_PORT: u16 = 30_080;
-const FROM_THE_WIRE: [Hook; 2] = [Hook::NODE_IN, Hook::XDP];
+pub const REMOTE: [u8; 4] = [10, 0, 2, 12];
+pub const NODE_PORT: u16 = 30_080;
+pub const FROM_THE_WIRE: [Hook; 2] = [Hook::NODE_IN, Hook::XDP];
 /// Where an answer to this node is first seen: of a backend elsewhere, or of a pod of this node.
 const FIRST_SEEN: [Hook; 5] = [Hook::NODE_IN, Hook::NODE_IN_L3, Hook::XDP, Hook::POD_IN, Hook::BRIDGE_IN];
 const EXTERNAL: [u8; 3] = [frontend_kind::EXTERNAL_IP, frontend_kind::LOAD_BALANCER, frontend_kind::NODE_PORT];
@@ -30,7 +30,7 @@ fn frontend(protocol: u8) -> ServiceKey<4> {
     ServiceKey { address: NODE, port: NODE_PORT, protocol, pad: 0 }
 }
 
-fn from(client: [u8; 4], port: u16, protocol: u8) -> FlowKey<4> {
+pub fn from(client: [u8; 4], port: u16, protocol: u8) -> FlowKey<4> {
     tuple(protocol, (client, port), (NODE, NODE_PORT))
 }
 
@@ -40,7 +40,7 @@ fn answer(protocol: u8, sent: &Verdict<4>) -> FlowKey<4> {
 }
 
 /// One backend serves clients inside, another one those outside; `outside_is_local`: whether the other one is local.
-fn serving(kind: u8, flags: u8, outside_is_local: bool) -> Memory {
+pub fn serving(kind: u8, flags: u8, outside_is_local: bool) -> Memory {
     let networks = vec![([10, 0, 0, 0], 16, network_flags::PODS), (NODE, 32, network_flags::NODE)];
     let mut tables = Memory { own: Some(Masquerade::new(NODE, &[])), networks, ..Memory::default() };
     for (base, protocol) in [(0, TCP), (10, UDP)] {
@@ -366,34 +366,6 @@ fn this_nodes_own_connection_on_the_tuple_of_a_client_gets_another_port() {
             }
             assert_eq!(tables.flows.len() + tables.half_open.len(), entries);
         }
-    }
-}
-
-/// A pod that the node masquerades, or a process of the node, may have the number of a node port as its own port.
-#[test]
-fn answers_to_datagrams_from_the_number_of_a_node_port_pass_to_the_nodes_stack() {
-    let key = tuple(UDP, (NODE, NODE_PORT), (REMOTE, 53));
-    for (from_node, hook) in [false, true].into_iter().flat_map(|from_node| FROM_THE_WIRE.map(|hook| (from_node, hook)))
-    {
-        let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
-        tables.is_from_node = from_node;
-        for _ in 0..3 {
-            assert_eq!(tables.ask(key, 0, Hook::NODE_OUT).action, Action::Pass);
-            let answer = tables.ask(key.reversed(), 0, hook);
-            assert_eq!((answer.address, answer.port), (REMOTE, 53), "{answer:?}");
-            assert_eq!((answer.client, answer.client_port), (NODE, NODE_PORT), "{answer:?}");
-            assert_eq!(answer.action, Action::ToClient);
-        }
-        let other = tables.ask(from(CLIENT, 40_000, UDP), 0, hook);
-        assert_eq!((other.action, other.outcome), (Action::ToBackend, Outcome::Masqueraded), "clients are served");
-        // What answers a client of the service leaves from the same port, and makes no entry.
-        let entries = tables.flows.len() + tables.half_open.len();
-        let back = tuple(UDP, (NODE, NODE_PORT), (CLIENT, 40_000));
-        assert_eq!(tables.ask(back, 0, Hook::NODE_OUT).action, Action::Pass);
-        for (address, port) in [(NODE, NODE_PORT + 1), (POD, NODE_PORT)] {
-            assert_eq!(tables.ask(tuple(UDP, (address, port), (REMOTE, 53)), 0, Hook::NODE_OUT).action, Action::Pass);
-        }
-        assert_eq!(tables.flows.len() + tables.half_open.len(), entries);
     }
 }
 

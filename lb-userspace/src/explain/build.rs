@@ -8,6 +8,7 @@ use lb_common::abi::{
 };
 use lb_common::decide::{Action, Now, Packet, Tables as _, is_this_node, is_vip};
 use lb_common::map;
+use lb_common::outcome::Outcome;
 
 use super::candidates::{self, By, NewConnection, Set};
 use super::change;
@@ -50,7 +51,7 @@ pub fn explain<const N: usize, S: Stored>(
         stored,
         key,
         service,
-        set: set(&service, client(stored, settings, seat.program, &key)),
+        set: set(&service, client(stored, settings, seat.program, &key, &decision)),
         now,
         is_socket: seat.program == Seen::Socket,
         is_local: seat.program != Seen::NodeIn,
@@ -81,7 +82,7 @@ pub fn explain<const N: usize, S: Stored>(
         affinity: asked.as_ref().and_then(|asked| affinity(stored, &asked.service, &decision, by, now)),
         policy: asked
             .as_ref()
-            .map(|asked| policy(asked, settings, client(stored, settings, seat.program, &key), &decision)),
+            .map(|asked| policy(asked, settings, client(stored, settings, seat.program, &key, &decision), &decision)),
         change: change::sentence(decision.action, decision.outcome, &name, eligible, mismatch),
         result: ResultView {
             // The port of one that is reached by encapsulation stands in its own record.
@@ -126,7 +127,17 @@ fn client<const N: usize, S: Stored>(
     settings: DecisionContext,
     seen: Seen,
     key: &FlowKey<N>,
+    decision: &Decision<N>,
 ) -> &'static str {
+    if decision.outcome == Outcome::Retried
+        && decision
+            .trace
+            .found::<map::HalfOpen<N>>()
+            .any(|(of, entry)| of == *key && entry.flow.flags & flow_flags::EXTERNAL != 0)
+    {
+        // The connection began outside, wherever its SYN comes now.
+        return "external";
+    }
     if seen != Seen::NodeIn {
         return "local";
     }
@@ -167,7 +178,7 @@ fn policy<const N: usize, S: Stored>(
     };
     let is_empty = service_flags::DROP_IF_EMPTY | service_flags::DROP_OUTSIDE_IF_EMPTY;
     let is_local = asked.set.is_local
-        || (decision.outcome == lb_common::outcome::Outcome::DroppedNoLocalEndpoint && service.flags & is_empty != 0);
+        || (decision.outcome == Outcome::DroppedNoLocalEndpoint && service.flags & is_empty != 0);
     PolicyView {
         client,
         applies: if is_internal { "internal" } else { "external" },

@@ -244,7 +244,7 @@ fn egress_ports(case: Case) {
         let agent = fixture.agent(&served, &[&format!("--xdp-mode={mode}")]);
         let mut wrong = Vec::new();
         let rounds = lb_seed::short_or_long(1, 10);
-        for (at, number) in (0..rounds).flat_map(|_| NUMBERS.map(|number| [number, 0]).flatten()).enumerate() {
+        for (at, number) in (0..rounds).flat_map(|_| NUMBERS.flat_map(|number| [number, 0])).enumerate() {
             if at % 100 == 0 {
                 agent.write(if at / 100 % 2 == 0 { &served } else { &empty }).unwrap();
             }
