@@ -221,6 +221,12 @@ impl Attacher {
         points.iter().all(|point| self.attached.contains_key(&(ifindex, *point)))
     }
 
+    /// Whether filters of ours hang on the interface, as far as is known.
+    pub fn has_filters(&self, ifindex: u32) -> bool {
+        let at = |point| self.attached.get(&(ifindex, point));
+        [Point::In, Point::Out].into_iter().filter_map(at).any(|attachment| attachment.how == How::Clsact)
+    }
+
     /// Interfaces that pins or filters may be left of, from any start.
     pub fn kept_interfaces(&self) -> BTreeSet<u32> {
         let pinned = self.pins.interfaces().into_iter().map(|(_, ifindex, ..)| ifindex);

@@ -12,6 +12,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
     Datapath, DatapathError,
+    attach::Attacher,
     fault::Fault,
     faults,
     net::{Effect, Net, name_of},
@@ -27,12 +28,13 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Pause before a new attempt after a failed one.
 const RETRY: Duration = Duration::from_millis(500);
 
-const GROUPS: [MulticastGroup; 5] = [
+const GROUPS: [MulticastGroup; 6] = [
     MulticastGroup::Link,
     MulticastGroup::Ipv4Ifaddr,
     MulticastGroup::Ipv6Ifaddr,
     MulticastGroup::Ipv4Route,
     MulticastGroup::Ipv6Route,
+    MulticastGroup::Tc,
 ];
 
 type Notifications = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
@@ -94,7 +96,7 @@ impl Datapath {
                         let action = "follow the interfaces".to_owned();
                         return Err(DatapathError::Netlink { action, reason: "the socket closed".to_owned() });
                     };
-                    if let Some(new) = take(&mut net, &message) {
+                    if let Some(new) = take(&mut net, &message, &self.attacher) {
                         let at = due.map_or_else(|| Instant::now() + GATHER, |(_, at)| at);
                         due = Some((due.map_or(new, |(known, _)| known.max(new)), at.min(next_round)));
                     }
@@ -305,8 +307,11 @@ async fn read<T>(
 }
 
 #[allow(clippy::wildcard_enum_match_arm, reason = "messages of the kernel, of which few matter")]
-fn take(net: &mut Net, message: &NetlinkMessage<RouteNetlinkMessage>) -> Option<Due> {
+fn take(net: &mut Net, message: &NetlinkMessage<RouteNetlinkMessage>, attacher: &Attacher) -> Option<Due> {
     match &message.payload {
+        NetlinkPayload::InnerMessage(
+            RouteNetlinkMessage::DelQueueDiscipline(gone) | RouteNetlinkMessage::DelTrafficFilter(gone),
+        ) => u32::try_from(gone.header.index).is_ok_and(|ifindex| attacher.has_filters(ifindex)).then_some(Due::Round),
         NetlinkPayload::InnerMessage(message) => match net.take(message) {
             Effect::Nothing => None,
             Effect::Changed => Some(Due::Changes),

@@ -3,9 +3,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use lb_common::abi::map_name;
 use lb_tests::agent::{Agent, External, Manifest, Protocol, SOON, Service};
+use lb_tests::external_client::{self, ExternalClient};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::peers::{Stream, eventually};
 use lb_tests::topology::NodeOptions;
@@ -266,6 +268,39 @@ fn programs_that_are_detached_are_attached_again() {
         for to in service.frontends(Protocol::Tcp) {
             Stream::connect(fixture.node.netns(), to).unwrap().ask("from the host").unwrap();
         }
+    }
+}
+
+/// A restart of a network service takes the qdisc off the uplink, and with it tc filters; TCX stays.
+#[test]
+fn filters_that_a_network_service_removes_are_attached_again_at_their_notification() {
+    /// The agent looks at all attachments again every 10 s: were notifications missed, each round but the first would take that long.
+    const MISSED: Duration = Duration::from_secs(30);
+    const ROUNDS: usize = 6;
+    for mechanism in ["clsact", "tcx"] {
+        let options = ["--tc-attach", mechanism, "--xdp-mode=off", "--audit-interval=off"];
+        let network = ExternalClient::with("flushed", &options, |service| service);
+        let [to, _] = network.frontends(external_client::HTTP);
+        let qdisc = |change: &str| {
+            let mut tc = Command::new("tc");
+            tc.args(["qdisc", change, "dev", "eth0", "clsact"]);
+            assert!(network.nodes[0].netns().run(|| tc.status()).unwrap().success(), "{change}");
+        };
+        let asks = || Stream::connect(network.client.netns(), to)?.ask("hello").map(drop);
+        asks().unwrap();
+        let begin = Instant::now();
+        for round in 0..ROUNDS {
+            if mechanism == "tcx" {
+                qdisc("add");
+            }
+            qdisc("del");
+            if mechanism == "tcx" {
+                asks().unwrap_or_else(|error| panic!("round {round}: {error}"));
+            } else {
+                eventually("the filters are attached again", SOON, || asks().ok());
+            }
+        }
+        assert!(begin.elapsed() < MISSED, "{mechanism}: {:?}", begin.elapsed());
     }
 }
 
