@@ -84,6 +84,8 @@ pub(super) struct Attacher {
     pub problems: BTreeMap<(u32, Point), String>,
     /// Why XDP is not native, by interface.
     pub xdp_reasons: BTreeMap<u32, String>,
+    /// Interfaces without native XDP: an attempt may stop a card for a moment, so none is repeated.
+    without_xdp: BTreeSet<u32>,
     /// What was attached before the round, to distinguish new attachments from confirmed ones.
     before: BTreeMap<(u32, Point), Attachment>,
     /// Interfaces with a clsact qdisc, where filters of an earlier start may hang.
@@ -101,6 +103,7 @@ impl Attacher {
             attached: BTreeMap::new(),
             problems: BTreeMap::new(),
             xdp_reasons: BTreeMap::new(),
+            without_xdp: BTreeSet::new(),
             before: BTreeMap::new(),
             clsact: BTreeSet::new(),
             missing: BTreeSet::new(),
@@ -166,8 +169,11 @@ impl Attacher {
     /// The program that should hang there; `None`: none should.
     fn program(&mut self, wanted: &Wanted, point: Point) -> Option<&'static str> {
         let name = wanted.role.program(point, wanted.ethernet)?;
-        if point != Point::Xdp || !xdp_modes(self.xdp, wanted.virtual_pair).is_empty() {
+        if point != Point::Xdp {
             return Some(name);
+        }
+        if xdp_mode(self.xdp, wanted.virtual_pair).is_some() {
+            return (!self.without_xdp.contains(&wanted.ifindex)).then_some(name);
         }
         let why = match self.xdp {
             XdpMode::Off => "--xdp-mode is off",
@@ -207,6 +213,7 @@ impl Attacher {
             self.problems.remove(&(ifindex, point));
         }
         self.xdp_reasons.remove(&ifindex);
+        self.without_xdp.remove(&ifindex);
         self.clsact.remove(&ifindex);
         Ok(())
     }
@@ -288,44 +295,29 @@ impl Attacher {
     }
 
     fn xdp(&mut self, wanted: &Wanted, name: &str, program: &Loaded) -> Result<Option<How>, DatapathError> {
-        let modes = xdp_modes(self.xdp, wanted.virtual_pair);
-        let pin = |how: How| self.pins.interface(wanted.ifindex, Point::Xdp, &how.to_string());
-        for how in [How::Native, How::Generic].into_iter().filter(|how| !modes.contains(how)) {
-            remove(&pin(how))?;
+        let chosen = xdp_mode(self.xdp, wanted.virtual_pair);
+        for how in [How::Native, How::Generic].into_iter().filter(|how| chosen != Some(*how)) {
+            remove(&self.pins.interface(wanted.ifindex, Point::Xdp, &how.to_string()))?;
         }
-        // What hangs there is kept: trying the better mode again would take it off first.
-        let mut modes = modes.to_vec();
-        modes.sort_by_key(|how| !pin(*how).exists());
-        let mut refused = None;
-        for how in modes {
-            match self.link(wanted, Point::Xdp, how, name, program) {
-                Ok(()) => {
-                    self.note_reason(wanted, how, refused.as_ref());
-                    return Ok(Some(how));
-                }
-                Err(error) => refused = Some(error),
-            }
-        }
-        self.xdp_reasons.insert(wanted.ifindex, "it can be attached in no mode: see the problems".to_owned());
-        refused.map_or(Ok(None), Err)
-    }
-
-    /// Why XDP came to hang there in this mode.
-    fn note_reason(&mut self, wanted: &Wanted, how: How, refused: Option<&DatapathError>) {
-        let why = match (how, refused) {
-            (How::Native, _) => {
+        let Some(how) = chosen else { return Ok(None) };
+        let attached = self.link(wanted, Point::Xdp, how, name, program);
+        let (why, attached) = match attached {
+            Ok(()) if how == How::Native => {
                 self.xdp_reasons.remove(&wanted.ifindex);
-                return;
+                return Ok(Some(how));
             }
-            (_, Some(error)) => format!("native XDP is not to be had: {error}"),
-            _ if self.xdp == XdpMode::Generic => "--xdp-mode is generic".to_owned(),
-            // What hangs there is kept: it was tried when it was attached.
-            _ => "native XDP was not to be had when it was attached; it is tried again after `ballast cleanup`"
-                .to_owned(),
+            Ok(()) => ("--xdp-mode is generic".to_owned(), Ok(Some(how))),
+            Err(error) if self.xdp == XdpMode::Auto && !error.is_taken() => {
+                self.without_xdp.insert(wanted.ifindex);
+                let why = format!("native XDP is not to be had: {error}; the next start of the agent tries it again");
+                tracing::info!(interface = wanted.name, why, "served by tc");
+                (why, Ok(None))
+            }
+            // Another program has the place, or whoever runs the agent asks for XDP.
+            Err(error) => ("it cannot be attached: see the problems".to_owned(), Err(error)),
         };
-        if refused.is_some() || !self.xdp_reasons.contains_key(&wanted.ifindex) {
-            self.xdp_reasons.insert(wanted.ifindex, why);
-        }
+        self.xdp_reasons.insert(wanted.ifindex, why);
+        attached
     }
 
     /// One pinned link: its program replaced if it lives, made new if the interface under it vanished or somebody detached it.
@@ -347,15 +339,15 @@ impl Attacher {
     }
 }
 
-/// The modes to try, best first.
-fn xdp_modes(asked: XdpMode, virtual_pair: bool) -> &'static [How] {
+/// How XDP is to be attached; `None`: not at all.
+fn xdp_mode(asked: XdpMode, virtual_pair: bool) -> Option<How> {
     match asked {
-        XdpMode::Off => &[],
-        XdpMode::Native => &[How::Native],
-        XdpMode::Generic => &[How::Generic],
+        XdpMode::Off => None,
+        XdpMode::Generic => Some(How::Generic),
         // Over a pair of the same host packets come with partial checksums, which XDP can neither see nor keep right.
-        XdpMode::Auto if virtual_pair => &[],
-        XdpMode::Auto => &[How::Native, How::Generic],
+        XdpMode::Auto if virtual_pair => None,
+        // Never generic by itself: that copies each packet first, and tc decides alike.
+        XdpMode::Auto | XdpMode::Native => Some(How::Native),
     }
 }
 
@@ -368,11 +360,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn native_is_tried_first_and_never_on_a_pair_unasked() {
-        assert_eq!(xdp_modes(XdpMode::Auto, false), [How::Native, How::Generic]);
-        assert!(xdp_modes(XdpMode::Auto, true).is_empty());
-        assert_eq!(xdp_modes(XdpMode::Native, true), [How::Native]);
-        assert!(xdp_modes(XdpMode::Off, false).is_empty());
+    fn auto_is_native_or_none_and_never_on_a_pair() {
+        assert_eq!(xdp_mode(XdpMode::Auto, false), Some(How::Native));
+        assert_eq!(xdp_mode(XdpMode::Auto, true), None);
+        assert_eq!(xdp_mode(XdpMode::Native, true), Some(How::Native));
+        assert_eq!(xdp_mode(XdpMode::Off, false), None);
     }
 
     #[test]

@@ -138,6 +138,11 @@ impl DatapathError {
         move |error| Self::Netlink { action, reason: error.to_string() }
     }
 
+    /// Whether another program is attached there.
+    pub(super) fn is_taken(&self) -> bool {
+        matches!(self, Self::Kernel { source, .. } if matches!(source.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)))
+    }
+
     /// Whether the interface went away while we worked on it: no fault, its removal is announced too.
     pub(super) fn is_gone(&self) -> bool {
         let by_errno = |source: &io::Error| source.raw_os_error() == Some(libc::ENODEV);

@@ -296,7 +296,7 @@ pub struct Options {
     #[serde(deserialize_with = "text")]
     pub tc_attach: Option<TcAttach>,
 
-    /// How XDP is attached to external links. auto: in the driver, else generic; never on veth and netkit
+    /// How XDP is attached to external links. auto: in the driver; never on veth and netkit. Where it is not, tc serves
     #[arg(long, value_name = "auto|native|generic|off")]
     #[serde(deserialize_with = "text")]
     pub xdp_mode: Option<XdpMode>,

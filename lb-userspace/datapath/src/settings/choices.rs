@@ -52,7 +52,7 @@ choice!(
 choice!(
     /// How XDP programs are attached.
     XdpMode, "an XDP mode", "auto, native, generic or off", {
-        /// Native where the driver has it, else generic.
+        /// Native where the driver has it, else none: tc serves.
         Auto = "auto",
         Native = "native",
         Generic = "generic",
