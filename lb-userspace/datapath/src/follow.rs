@@ -186,7 +186,11 @@ impl Datapath {
             let _ = self.links.map(&mut self.kernel, link);
         }
         let surroundings = self.surroundings.1.borrow().clone();
-        let warnings = serving::warnings(&wanted, &net.candidates(), &written, &surroundings, serving::forwards);
+        let mut warnings = serving::warnings(&wanted, &net.candidates(), &written, &surroundings, serving::forwards);
+        if work >= Due::Round {
+            self.outside_cgroup = self.cgroup.as_ref().and_then(|root| root.outside());
+        }
+        warnings.extend(self.outside_cgroup.clone());
         self.reports.set_warnings(warnings);
         self.keep_faults(faults);
         self.links.note_names(wanted);
@@ -327,13 +331,17 @@ fn take(net: &mut Net, message: &NetlinkMessage<RouteNetlinkMessage>, attacher: 
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use netlink_packet_core::NetlinkHeader;
 
+    use super::super::{features::TcMechanism, pins::Pins, settings::XdpMode};
     use super::*;
 
     #[test]
     fn lost_notifications_ask_for_everything() {
         let overrun = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::Overrun(Vec::new()));
-        assert_eq!(take(&mut Net::default(), &overrun), Some(Due::Everything));
+        let attacher = Attacher::new(Pins::under(Path::new("/")), TcMechanism::Clsact, XdpMode::Off);
+        assert_eq!(take(&mut Net::default(), &overrun, &attacher), Some(Due::Everything));
     }
 }

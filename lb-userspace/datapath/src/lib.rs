@@ -119,6 +119,8 @@ pub struct Datapath {
     sources: Sources,
     fast_path: fast_path::Switch,
     cgroup: Option<Arc<cgroup::CgroupRoot>>,
+    /// Which processes are outside that root.
+    outside_cgroup: Option<String>,
     /// Other tables on their way into force, or what is left of that.
     switching: Option<Switching>,
     loads: Loads,

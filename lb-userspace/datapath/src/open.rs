@@ -91,6 +91,7 @@ impl Datapath {
             sources,
             fast_path,
             cgroup,
+            outside_cgroup: None,
             switching,
             loads: Loads::new(loading, created),
             reports: Reports::new(status),

@@ -177,8 +177,8 @@ fn policy<const N: usize, S: Stored>(
         Overlay::new(asked.stored, settings).admitted(service.id, &asked.key.src)
     };
     let is_empty = service_flags::DROP_IF_EMPTY | service_flags::DROP_OUTSIDE_IF_EMPTY;
-    let is_local = asked.set.is_local
-        || (decision.outcome == Outcome::DroppedNoLocalEndpoint && service.flags & is_empty != 0);
+    let is_local =
+        asked.set.is_local || (decision.outcome == Outcome::DroppedNoLocalEndpoint && service.flags & is_empty != 0);
     PolicyView {
         client,
         applies: if is_internal { "internal" } else { "external" },

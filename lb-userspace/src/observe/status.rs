@@ -99,7 +99,9 @@ fn aligned_pairs(lines: &[(&'static str, String)]) -> String {
 fn agent(lines: &mut Lines, report: &Report) {
     lines.add("Agent", &format!("running, pid {}, version {}, node {}", report.pid, report.version, report.node_name));
     let health = match (report.health.healthz, report.health.readyz) {
-        (true, true) if !report.tables.short_of_snat_ports.is_empty() => "healthy and ready, degraded",
+        (true, true) if !report.tables.short_of_snat_ports.is_empty() || !report.datapath.warnings.is_empty() => {
+            "healthy and ready, degraded"
+        }
         (true, true) => "healthy and ready",
         (true, false) => "healthy, not ready",
         (false, _) => "unhealthy",

@@ -1,6 +1,8 @@
 //! `ballast doctor` on nodes with something wrong: each is named with its remedy, nothing else is, and nothing is changed.
 
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use lb_tests::agent::{Agent, Manifest, SOON};
@@ -24,7 +26,12 @@ impl Scenario {
 
     /// The exit code and the findings.
     fn examine(&self, flags: &[&str]) -> (i32, Vec<Value>) {
-        let cgroup = format!("--cgroup-root={}", self.node.cgroup().display());
+        self.examine_below(self.node.cgroup(), flags)
+    }
+
+    /// With this root of the cgroups that are served.
+    fn examine_below(&self, cgroup: &Path, flags: &[&str]) -> (i32, Vec<Value>) {
+        let cgroup = format!("--cgroup-root={}", cgroup.display());
         let arguments: Vec<&str> = ["doctor", "-o", "json", &cgroup].into_iter().chain(flags.iter().copied()).collect();
         let output = self.agent.cli(&arguments).unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -63,6 +70,31 @@ fn a_sound_node_has_nothing_to_mend() {
     let (code, findings) = scenario.examine(&[]);
     let own: Vec<&Value> = findings.iter().filter(|finding| finding["check"] == "agent").collect();
     assert!(code == 0 && own[0]["found"] == "runs", "{own:#?}");
+}
+
+/// As where only the container's own cgroup is mounted.
+#[test]
+fn processes_outside_the_cgroup_that_is_served_are_named() {
+    struct Cgroup(PathBuf);
+    impl Drop for Cgroup {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir(&self.0);
+        }
+    }
+    let scenario = Scenario::new("doctor-cgroup");
+    let is_root = |folder: &&Path| std::fs::metadata(folder).is_ok_and(|folder| folder.ino() == 1);
+    let root = scenario.node.cgroup().ancestors().find(is_root).expect("the root of the hierarchy");
+    let nested = Cgroup(root.join(format!("doctor-{}", std::process::id())));
+    std::fs::create_dir(&nested.0).unwrap();
+    let mut sleep = scenario.node.netns().run(|| Command::new("sleep").arg("60").spawn()).unwrap();
+    let (code, findings) = scenario.examine_below(&nested.0, &[]);
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+    let finding = findings.iter().find(|finding| finding["check"] == "cgroup").unwrap();
+    let found = finding["found"].as_str().unwrap();
+    assert!(code == 0 && finding["level"] == "warn", "{finding:#}");
+    assert!(found.contains(&format!("sleep ({})", sleep.id())) && found.contains("node port"), "{found}");
+    assert!(remedy(finding).contains("/sys/fs/cgroup"), "{finding:#}");
 }
 
 #[test]

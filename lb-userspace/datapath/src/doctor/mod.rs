@@ -113,7 +113,13 @@ fn control_groups(wishes: &Wishes) -> Finding {
         return Finding::ok("cgroup", "not needed with --socket-lb off");
     }
     match cgroup::open(wishes.cgroup_root.as_deref()) {
-        Ok(root) => Finding::ok("cgroup", format!("version 2 at {}", root.path.display())),
+        Ok(root) => match root.outside() {
+            None => Finding::ok("cgroup", format!("version 2 at {}", root.path.display())),
+            Some(warning) => {
+                let (what, remedy) = warning.split_once("; ").unwrap_or((&warning, ""));
+                Finding::bad("cgroup", Level::Warn, what.to_owned(), remedy.to_owned())
+            }
+        },
         Err(error) => Finding::of("cgroup", Level::Fail, &error),
     }
 }
