@@ -28,7 +28,7 @@ mod run;
 mod run_files;
 mod scrape;
 mod servers;
-mod snat_ports;
+mod shortages;
 mod sockets;
 mod start;
 mod state;

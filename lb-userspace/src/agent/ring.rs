@@ -1,5 +1,6 @@
 //! Reads the event ring: each record is decoded, counted, handed to readers and, at log level debug, written.
 
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
 use aya::maps::{MapData, RingBuf};
@@ -9,13 +10,14 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
+use super::shortages::is_shortage;
 use crate::observe::event_stream::EventStream;
 use crate::observe::events::Event;
 use crate::observe::metrics::Metrics;
 use lb_model::Family;
 use lb_plan::plan::BackendId;
 
-/// How much of what was learnt may wait to be reported. More ejections are found by the next review, and what is short of SNAT ports stays so.
+/// How much of what was learnt may wait to be reported. More ejections are found by the next review, and what is short of room stays so.
 pub const LEARNT: usize = 256;
 
 /// What the tables' owner learns from events.
@@ -23,8 +25,8 @@ pub const LEARNT: usize = 256;
 pub enum Learnt {
     /// This backend became ejected, or is no longer.
     Ejection(BackendId),
-    /// A new connection of the service port with this id found no SNAT port.
-    NoSnatPort(u32),
+    /// A new connection of the service port with this id was refused for want of room.
+    Shortage { outcome: Outcome, service: u32, client: IpAddr },
 }
 
 /// So many records are read before others have a turn: a flood of events stops nothing else.
@@ -86,8 +88,9 @@ impl Takers {
             Some(Learnt::Ejection(BackendId { family, id: event.backend }))
         } else {
             // Without a backend, no port was looked for.
-            let missed = event.outcome == Outcome::DroppedNoPort && event.backend != 0;
-            missed.then_some(Learnt::NoSnatPort(event.service))
+            let is_one = is_shortage(event.outcome) && (event.backend != 0 || event.outcome != Outcome::DroppedNoPort);
+            let Event { outcome, service, src, .. } = *event;
+            is_one.then_some(Learnt::Shortage { outcome, service, client: src.0 })
         };
         if let Some(learnt) = learnt {
             // A full channel, or an agent that ends, loses nothing that is not found again.

@@ -24,7 +24,7 @@ use super::held_ports::HeldPorts;
 use super::marks::Maintenance;
 use super::neighbours::Neighbours;
 use super::node_memory::NodeMemory;
-use super::snat_ports::SnatPorts;
+use super::shortages::Shortages;
 use super::sweeper::Sweeper;
 use super::written::Written;
 use crate::observe::health::BEAT;
@@ -50,7 +50,7 @@ pub(super) struct TableOwner {
     unwritten: Unwritten,
     written: Written,
     ejections: Ejections,
-    snat_ports: SnatPorts,
+    shortages: Shortages,
     reports: Reports,
     beside: Beside,
     /// When the report's slow parts are next brought up to date.
@@ -86,7 +86,7 @@ impl TableOwner {
             unwritten: Unwritten::new(clock::wall()),
             written: Written::default(),
             ejections: Ejections::default(),
-            snat_ports: SnatPorts::default(),
+            shortages: Shortages::default(),
             reports,
             beside,
             next_beat: Instant::now(),
@@ -214,7 +214,7 @@ impl TableOwner {
             overdue: self.overdue(),
             held_ports: self.beside.held_ports.update(self.programmer.desired()),
             unread_maintenance: self.beside.maintenance.problem(),
-            short_of_snat_ports: self.snat_ports.short(now),
+            shortages: self.shortages.of_late(now),
         });
     }
 

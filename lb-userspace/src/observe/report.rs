@@ -15,7 +15,8 @@ pub use following::{ConfirmingReport, FailingReport, ProofReport, ResourceReport
 pub use port_mismatch::{OtherPortReport, PortMismatchReport};
 pub use sockets::SocketsReport;
 pub use tables::{
-    AuditReport, BackendTotals, DrainReport, FillReport, HealthCheckReport, PassReport, SweepReport, TablesReport,
+    AuditReport, BackendTotals, DrainReport, FillReport, HealthCheckReport, PassReport, ShortageReport, SweepReport,
+    TablesReport,
 };
 
 /// Everything, at one moment. Ages are in seconds.

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
+use lb_common::outcome::Outcome;
 use serde::Serialize;
 
 use super::inventory::Totals;
-use super::report::{LinkReport, Report, SocketsReport, SourceReport, TablesReport};
+use super::report::{LinkReport, Report, ShortageReport, SocketsReport, SourceReport, TablesReport};
 use super::table::{aligned, or_dash};
 
 /// Everything that `status` shows.
@@ -99,17 +100,14 @@ fn aligned_pairs(lines: &[(&'static str, String)]) -> String {
 fn agent(lines: &mut Lines, report: &Report) {
     lines.add("Agent", &format!("running, pid {}, version {}, node {}", report.pid, report.version, report.node_name));
     let health = match (report.health.healthz, report.health.readyz) {
-        (true, true) if !report.tables.short_of_snat_ports.is_empty() || !report.datapath.warnings.is_empty() => {
-            "healthy and ready, degraded"
-        }
+        (true, true) if is_degraded(report) => "healthy and ready, degraded",
         (true, true) => "healthy and ready",
         (true, false) => "healthy, not ready",
         (false, _) => "unhealthy",
     };
     lines.add("Health", health);
     lines.list("", &report.health.faults);
-    let short = report.tables.short_of_snat_ports.iter();
-    lines.list("SNAT ports", &short.map(|service| format!("{service}: {NO_SNAT_PORT}")).collect::<Vec<_>>());
+    lines.list("Short of room", &report.tables.shortages.iter().map(shortage).collect::<Vec<_>>());
     let source = &report.source;
     let fresh = match (&source.stale, source.synced) {
         (Some(_), _) => "stale",
@@ -212,8 +210,28 @@ fn freshness(source: &SourceReport) -> Vec<String> {
 pub const LOCAL_CLUSTER_IP: &str =
     "a link of this node has this cluster IP, as with NodeLocal DNSCache: the node answers there by itself";
 
-/// Said of a service port that is short of SNAT ports.
-pub const NO_SNAT_PORT: &str = "new connections are dropped, all SNAT ports to a backend are in use; name more --snat-addresses, or widen --snat-ports";
+/// Said of a service port whose new connections are refused for want of room.
+pub fn shortage(of: &ShortageReport) -> String {
+    const NO_PORT: &str = Outcome::DroppedNoPort.name();
+    const SHARE: &str = Outcome::RefusedClientShare.name();
+    let ShortageReport { service, outcome, client } = of;
+    let why = match outcome.as_str() {
+        NO_PORT => {
+            "new connections are dropped, all SNAT ports to a backend are in use; name more --snat-addresses, or widen --snat-ports".to_owned()
+        }
+        SHARE => {
+            format!("new connections of {client} are refused, it holds more than its share of the flow table; raise flows4, flows6 of --map-sizes")
+        }
+        _ => "new connections are dropped, the flow table is full; raise flows4, flows6 of --map-sizes".to_owned(),
+    };
+    format!("{service}: {why}")
+}
+
+/// Whether something is not served as it should be, though the agent works.
+fn is_degraded(report: &Report) -> bool {
+    let Report { tables, datapath, .. } = report;
+    !tables.shortages.is_empty() || tables.refused > 0 || !datapath.warnings.is_empty()
+}
 
 /// From this share on a table is shown without being asked for.
 const FULL_PERCENT: u64 = 50;

@@ -1,6 +1,8 @@
 //! What `status` says of an agent that runs, and of one that does not.
 
 use super::*;
+use std::net::IpAddr;
+
 use crate::observe::report::{AttachmentReport, FailingReport, ResourceReport};
 
 #[test]
@@ -133,13 +135,27 @@ fn running_agent_tells_what_is_wrong() {
 }
 
 #[test]
-fn a_service_that_is_short_of_snat_ports_degrades_the_node_and_is_named() {
+fn a_service_that_is_short_of_room_degrades_the_node_and_is_named() {
     let mut report = Report::default();
     (report.health.healthz, report.health.readyz) = (true, true);
     let shown = |report: &Report| text(&Status { agent: Some(report.clone()), ..Status::default() }, false);
     assert!(shown(&report).contains("Health:        healthy and ready\n"));
-    report.tables.short_of_snat_ports = vec!["demo/web:80/TCP".into()];
-    let shown = shown(&report);
-    assert!(shown.contains("Health:        healthy and ready, degraded\n"), "{shown}");
-    assert!(shown.contains("SNAT ports:    demo/web:80/TCP: new connections are dropped"), "{shown}");
+    let of = |outcome: Outcome| ShortageReport {
+        service: "demo/web:80/TCP".into(),
+        outcome: outcome.name().into(),
+        client: IpAddr::from([198, 51, 100, 7]),
+    };
+    for (outcome, says) in [
+        (Outcome::DroppedNoPort, "demo/web:80/TCP: new connections are dropped, all SNAT ports"),
+        (Outcome::DroppedTableFull, "demo/web:80/TCP: new connections are dropped, the flow table is full"),
+        (Outcome::RefusedClientShare, "demo/web:80/TCP: new connections of 198.51.100.7 are refused"),
+    ] {
+        report.tables.shortages = vec![of(outcome)];
+        let shown = shown(&report);
+        assert!(shown.contains("Health:        healthy and ready, degraded\n"), "{shown}");
+        assert!(shown.contains(says), "{shown}");
+    }
+    report.tables.shortages.clear();
+    (report.tables.refused, report.tables.refusals) = (1, vec!["demo/web: services4 is full".into()]);
+    assert!(shown(&report).contains("healthy and ready, degraded\n"));
 }

@@ -62,7 +62,7 @@ fn use_up(network: &Network, family: Family, addresses: &[IpAddr], first: u16, p
     assert!(dropped(network) > before, "dropped, but not counted");
     eventually("status names the service that is short of ports", PATIENCE, || {
         let said = String::from_utf8(network.agents[0].cli(&["status"]).unwrap().stdout).unwrap();
-        let named = |line: &str| line.starts_with("SNAT ports:") && line.contains("pod-by-route");
+        let named = |line: &str| line.starts_with("Short of room:") && line.contains("pod-by-route");
         (said.contains("healthy and ready, degraded") && said.lines().any(named)).then_some(())
     });
     for stream in &mut held {

@@ -52,9 +52,9 @@ impl TableOwner {
                 let is_ejected = |id, generation| sweeper.is_ejected(id, generation);
                 self.ejections.update(backend, programmed, is_ejected, now);
             }
-            Learnt::NoSnatPort(service) => {
+            Learnt::Shortage { outcome, service, client } => {
                 if let Some(record) = programmed.services().get(service) {
-                    self.snat_ports.missed(&record.key, now);
+                    self.shortages.refused(outcome, &record.key, client, now);
                 }
             }
         }

@@ -15,8 +15,10 @@ use crate::agent::marks::Unhealthy;
 use crate::agent::object_events::ObjectEvents;
 use crate::agent::state::Progress;
 use crate::observe::metrics::Metrics;
-use crate::observe::report::{AuditReport, FillReport, HealthCheckReport, PassReport, PortMismatchReport, SweepReport};
-use crate::observe::status::NO_SNAT_PORT;
+use crate::observe::report::{
+    AuditReport, FillReport, HealthCheckReport, PassReport, PortMismatchReport, ShortageReport, SweepReport,
+};
+use crate::observe::status::shortage;
 use lb_model::{Monotonic, ObjectName, Snapshot};
 use lb_plan::apply::Report;
 use lb_source::SourceStatus;
@@ -32,8 +34,8 @@ pub(in crate::agent) struct Reports {
     sweep_problems: LoggedProblems,
     /// Health-check node ports that were logged as not open.
     port_problems: LoggedProblems,
-    /// Service ports that were logged as short of SNAT ports.
-    snat_problems: LoggedProblems,
+    /// Service ports that were logged as short of room.
+    shortages: LoggedProblems,
 }
 
 /// What the node holds besides what each run says, at a beat.
@@ -41,15 +43,15 @@ pub(super) struct Beat {
     pub fill: BTreeMap<String, FillReport>,
     pub held_ports: Vec<String>,
     pub unread_maintenance: Option<String>,
-    pub short_of_snat_ports: Vec<String>,
+    pub shortages: Vec<ShortageReport>,
     /// Backends past their deadline.
     pub overdue: u64,
 }
 
 impl Reports {
     pub fn new(progress: watch::Sender<Progress>, metrics: Metrics, object_events: ObjectEvents) -> Self {
-        let (run_problems, sweep_problems, port_problems, snat_problems) = Default::default();
-        Self { progress, metrics, object_events, run_problems, sweep_problems, port_problems, snat_problems }
+        let (run_problems, sweep_problems, port_problems, shortages) = Default::default();
+        Self { progress, metrics, object_events, run_problems, sweep_problems, port_problems, shortages }
     }
 
     /// Whether the tables have held a snapshot since the start.
@@ -131,11 +133,10 @@ impl Reports {
 
     /// What changes more slowly than the tables.
     pub(super) fn slow_parts(&mut self, beat: Beat) {
-        let short = beat.short_of_snat_ports.iter();
-        self.snat_problems.warn(short.map(|service| format!("{service}: {NO_SNAT_PORT}")).collect());
+        self.shortages.warn(beat.shortages.iter().map(shortage).collect());
         self.progress.send_modify(|progress| {
             progress.tables.unread_maintenance = beat.unread_maintenance;
-            progress.tables.short_of_snat_ports = beat.short_of_snat_ports;
+            progress.tables.shortages = beat.shortages;
             progress.tables.fill = beat.fill;
             progress.tables.held_ports = beat.held_ports;
             progress.tables.drains.overdue = beat.overdue;

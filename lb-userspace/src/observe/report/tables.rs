@@ -59,8 +59,8 @@ pub struct TablesReport {
     pub held_ports: Vec<String>,
     /// Why the file of what is in maintenance cannot be read, and what holds meanwhile; null: it can.
     pub unread_maintenance: Option<String>,
-    /// Service ports of which a new connection found no SNAT port in the last minute; at most 256.
-    pub short_of_snat_ports: Vec<String>,
+    /// Service ports of which a new connection was refused for want of room in the last minute; at most 256.
+    pub shortages: Vec<ShortageReport>,
     /// Cluster IPs that a link of this node has: the node answers there by itself.
     pub local_cluster_ips: BTreeSet<IpAddr>,
     /// Service ports that some or all endpoints of their slices lack; those without any endpoint come first. At most 256, of which each namespace has
@@ -68,6 +68,18 @@ pub struct TablesReport {
     pub port_mismatches: Vec<PortMismatchReport>,
     /// How many there are.
     pub mismatched: u64,
+}
+
+/// What was short for a new connection of a service port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ShortageReport {
+    pub service: String,
+    /// `dropped_no_port`, `dropped_table_full` or `refused_client_share`.
+    pub outcome: String,
+    /// The client that was refused last.
+    pub client: IpAddr,
 }
 
 /// Backends by state.
