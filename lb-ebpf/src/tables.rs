@@ -28,6 +28,7 @@ use crate::maps;
 use crate::rate_limit;
 use crate::settings;
 use crate::socket_lookup;
+use crate::tc::verdict::TRANSLATED;
 
 const EEXIST: i32 = 17;
 
@@ -253,5 +254,12 @@ impl<const N: usize, const IN_SOCKET: bool> Tables<N> for KernelOf<IN_SOCKET> {
         let skb: *const __sk_buff = self.context.cast();
         // SAFETY: reads the context. Only hooks where packets leave ask, which are tc's.
         unsafe { (*skb).ingress_ifindex == 0 }
+    }
+
+    #[inline(always)]
+    fn is_translated(&mut self) -> bool {
+        let skb: *const __sk_buff = self.context.cast();
+        // SAFETY: as above.
+        unsafe { (*skb).tc_index == TRANSLATED }
     }
 }

@@ -78,12 +78,13 @@ pub(super) fn may_be_node_port<const N: usize, T: Tables<N>>(tables: &mut T, pac
 }
 
 /// Writes entries for a datagram that leaves from the number of a node port, and translate nothing: its answers pass to the host's stack, which knows
-/// whose they are. What answers a client of the service has an entry of that client under the reversed tuple.
+/// whose they are. Not for what answers a client of the service, even if an entry of that client is in other tables, or was evicted.
 #[inline(always)]
 fn keep_answers<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) {
     let Work { connection, stored, pick, .. } = &mut *work;
     let reply_key = &connection.reply_key;
-    if node_port(tables, &asked(reply_key), &mut pick.service) == 0
+    if tables.is_translated()
+        || node_port(tables, &asked(reply_key), &mut pick.service) == 0
         || tables.flow(reply_key, &mut stored.flow).is_some()
         || tables.half_open(reply_key, stored)
     {

@@ -63,6 +63,10 @@ pub trait Tables<const N: usize>: Maps {
     /// As [`is_out`](super::is_out): the programs call a function of their own.
     fn is_out(&mut self, index: u32, id: u32) -> bool;
 
+    /// Whether the packet's source was translated at this node, where the packet leaves.
+    fn is_translated(&mut self) -> bool {
+        false
+    }
     /// Index of the link that the packet is seen at.
     fn link(&mut self) -> u32 {
         0

@@ -17,6 +17,9 @@ use crate::tc::forward::{self, DROP, NEXT};
 use crate::tc::nat;
 use lb_common::parse::Offsets;
 
+/// `tc_index` of a packet whose source was translated at this node. It stays with the packet until that leaves.
+pub const TRANSLATED: u32 = 0xba11;
+
 /// [`TcStage::Verdict`].
 #[inline(always)]
 pub fn run<const N: usize>(skb: *mut __sk_buff) -> i32 {
@@ -55,6 +58,10 @@ pub fn act<const N: usize>(
     let (work, hook) = (&scratch.work, point.hook());
     let link = work.verdict.link_from(tables.ifindex);
     let (action, protocol) = (work.verdict.action, work.packet.key.protocol);
+    if action == Action::ToClient {
+        // SAFETY: writes the context.
+        unsafe { (*skb).tc_index = TRANSLATED };
+    }
     let further = match action {
         Action::Pass => return NEXT,
         Action::Drop => return DROP,

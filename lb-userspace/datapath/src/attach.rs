@@ -309,11 +309,11 @@ impl Attacher {
             Ok(()) => ("--xdp-mode is generic".to_owned(), Ok(Some(how))),
             Err(error) if self.xdp == XdpMode::Auto && !error.is_taken() => {
                 self.without_xdp.insert(wanted.ifindex);
-                let why = format!("native XDP is not to be had: {error}; the next start of the agent tries it again");
+                let why = format!("native XDP cannot be attached: {error}; the next start of the agent tries it again");
                 tracing::info!(interface = wanted.name, why, "served by tc");
                 (why, Ok(None))
             }
-            // Another program has the place, or whoever runs the agent asks for XDP.
+            // Another program is attached there, or the option asks for XDP.
             Err(error) => ("it cannot be attached: see the problems".to_owned(), Err(error)),
         };
         self.xdp_reasons.insert(wanted.ifindex, why);
