@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use lb_common::limits::ANSWER_TIMEOUT_S;
 use lb_common::outcome::Outcome;
 use lb_tests::agent::{Agent, Manifest, Port, Protocol, Service};
 use lb_tests::fixture::{Fixture, Pods};
@@ -75,7 +76,7 @@ impl Scene {
         let attacker = fixture.pod("attacker");
         let sticky = Service::standard("sticky", 12, fixture.endpoints()).remembering(600);
         let services = [fixture.web(), Service { families: options.families, ..sticky }];
-        let agent = fixture.agent(&Manifest::of(services.clone()), &[]);
+        let agent = fixture.agent(&Manifest::of(services.clone()), &["--drain-period=0s"]);
         let raw = RawTcp::new(attacker.netns()).unwrap();
         Self { raw, agent, services, attacker, fixture }
     }
@@ -182,6 +183,33 @@ fn silence_after_forged_syns_ends_no_idle_connection() {
     }
 }
 
+/// Past the drain period, a connection ends with a segment that its backend has left unanswered for so long. These fit no connection.
+#[test]
+fn silence_after_forged_segments_ends_no_connection_that_drains() {
+    let mut random = Random::new(lb_seed::of_run());
+    for rp_filter in lb_seed::short_or_long(&[0][..], &[0, 1, 2]) {
+        let scene = Scene::filtered("forgeddrain", *rp_filter);
+        let forger = Forger::new(scene.attacker.netns()).unwrap();
+        let mut held = scene.hold();
+        scene.agent.apply(&Manifest::default()).unwrap();
+        for seconds in [ANSWER_TIMEOUT_S + 2, 0] {
+            for (connection, flaw) in held.iter().zip(Flaw::ALL.into_iter().cycle()) {
+                for kind in KINDS {
+                    let number = |random: &mut Random| u32::from_le_bytes(random.bytes(4).try_into().unwrap());
+                    let segment = connection.forged(true, kind, number(&mut random), number(&mut random));
+                    forger.send(&flaw.put(segment.bytes(), false), segment.to.ip());
+                }
+            }
+            busy(&mut held, "between forged segments");
+            std::thread::sleep(Duration::from_secs(seconds.into()));
+        }
+        for connection in &mut held {
+            connection.check(&format!("rp_filter {rp_filter}, after forged segments"));
+        }
+        assert_eq!(scene.counted(Outcome::Evicted), 0, "rp_filter {rp_filter}");
+    }
+}
+
 /// Handshakes that are under way while their backends' first answers are lost.
 const OPENING: u16 = 20;
 /// A kernel sends a lost SYN+ACK again after a second.
@@ -247,15 +275,22 @@ fn a_forged_direct_datagram_moves_no_replies() {
         ports: vec![Port { name: "push", protocol: Protocol::Udp, port: 53, target: 7_070 }],
         ..Service::standard("push", 12, fixture.endpoints())
     };
-    let _agent = fixture.agent(&Manifest::of([service.clone()]), &[]);
+    let all = Manifest::of([service.clone()]);
+    let agent = fixture.agent(&all, &[]);
     let forger = Forger::new(attacker.netns()).unwrap();
-    for to in service.frontends(Protocol::Udp) {
+    let frontends = service.frontends(Protocol::Udp);
+    for (to, drains) in frontends.iter().flat_map(|to| [(*to, false), (*to, true)]) {
+        agent.apply(&all).unwrap();
         let backend = SocketAddr::new(fixture.backends[0].addresses().like(to.ip()), 7_070);
         let server = fixture.backends[0].netns().run(|| UdpSocket::bind(backend)).unwrap();
         server.set_read_timeout(Some(PATIENCE)).unwrap();
         let client = Datagrams::connected(fixture.client.netns(), 0, to).unwrap();
         client.send_at(to, "subscribe").unwrap();
         let (_, from) = server.recv_from(&mut [0; 64]).unwrap();
+        if drains {
+            // Answers still pass until the drain period ends.
+            agent.apply(&Manifest::default()).unwrap();
+        }
         for number in 0..PUSHED {
             for flaw in Flaw::ALL {
                 let forged = datagram(client.local().unwrap(), backend, b"forged");
@@ -263,7 +298,8 @@ fn a_forged_direct_datagram_moves_no_replies() {
             }
             server.send_to(format!("push {from} {backend} {number}").as_bytes(), from).unwrap();
             // A connected socket takes nothing from another address.
-            let pushed = client.receive().unwrap_or_else(|error| panic!("{number} from {to}: {error}"));
+            let pushed =
+                client.receive().unwrap_or_else(|error| panic!("{number} from {to}, drains: {drains}: {error}"));
             assert_eq!((pushed.0, pushed.1.text), (to, number.to_string()));
         }
     }

@@ -5,6 +5,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lb_common::outcome::Outcome;
@@ -37,8 +38,8 @@ const HALF: u16 = 7070;
 const CONNECTIONS: usize = 10;
 /// Connections of each family by UDP, and of the kinds that only few have.
 const FEW: usize = 5;
-/// The client's ports that connections are opened from, and begun anew, under attack.
-const OPENED_FROM: u16 = 45_000;
+/// The client's ports that connections are opened from, and begun anew, under attack: none that the kernel gives to others.
+const OPENED_FROM: u16 = 20_000;
 const OPENED: u16 = 8;
 /// Of a client whose connection is reset.
 const ATTEMPTS: usize = 3;
@@ -191,8 +192,46 @@ fn openings(client: Addresses, backend: &Pod, service: &Service) -> Vec<Ends> {
     (0..OPENED).zip(flaws).map(ends).collect()
 }
 
-/// The attack past what `start` starts on both nodes.
-fn attack<B>(subject: &str, rp_filter: u8, start: impl FnOnce(&Fixture, &Node, &Manifest) -> B) -> Attacked<B> {
+/// Each forges about all of these connections, until it is stopped.
+fn start_attackers(
+    attackers: [&NetNs; 3],
+    ends: &Arc<[Ends]>,
+    own: [Addresses; 2],
+    stop: &Arc<AtomicBool>,
+    sent: &Arc<AtomicU64>,
+) -> [JoinHandle<()>; 3] {
+    let mut seeds = Random::new(lb_seed::of_run());
+    attackers.map(|netns| {
+        let (forger, mut random) = (Forger::new(netns).unwrap(), Random::new(seeds.any()));
+        let (ends, stop, sent) = (Arc::clone(ends), Arc::clone(stop), Arc::clone(sent));
+        netns.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                let ends = *random.of(&ends);
+                let (packet, to) = forge(&mut random, ends, own);
+                sent.fetch_add(u64::from(forger.send(&packet, to)), Ordering::Relaxed);
+                std::thread::sleep(PACE);
+            }
+        })
+    })
+}
+
+/// Services with this backend that it is to leave: for an hour's drain, for none, and while it terminates.
+fn to_be_left(backend: &Endpoint) -> [Service; 3] {
+    let service = |name, last| Service::standard(name, last, vec![backend.clone()]);
+    [
+        service("leaving", 16).annotated("drain-period", "1h"),
+        service("left", 17).annotated("drain-period", "0s"),
+        service("parting", 18),
+    ]
+}
+
+/// The attack past what `start` starts on both nodes. Before it, `change` applies the manifest that some backends have left.
+fn attack<B>(
+    subject: &str,
+    rp_filter: u8,
+    start: impl FnOnce(&Fixture, &Node, &Manifest) -> B,
+    change: impl FnOnce(&B, &Manifest),
+) -> Attacked<B> {
     // With 0, nothing but the balancer stands between the attackers and the others.
     let options = NodeOptions { rp_filter, ..NodeOptions::default() };
     let fixture = Fixture::new(subject, Pods::Routed, 2, options);
@@ -215,8 +254,10 @@ fn attack<B>(subject: &str, rp_filter: u8, start: impl FnOnce(&Fixture, &Node, &
         ports: vec![Port { name: "half", protocol: Protocol::Tcp, port: 80, target: HALF }],
         ..Service::standard("half", 15, near[..1].to_vec())
     };
-    let manifest = Manifest::of([web.clone(), sticky.clone(), masqueraded, direct, half.clone()]);
-    let balancer = start(&fixture, &other, &manifest);
+    let before = to_be_left(&near[0]);
+    let [leaving, left, parting] = before.clone();
+    let stay = [web.clone(), sticky.clone(), masqueraded, direct, half.clone()];
+    let balancer = start(&fixture, &other, &Manifest::of([&stay[..], &before].concat()));
 
     let node_ports = |port| node.addresses().both().map(|address| SocketAddr::new(address, port)).to_vec();
     let mut live: Vec<Live> = Vec::new();
@@ -227,10 +268,16 @@ fn attack<B>(subject: &str, rp_filter: u8, start: impl FnOnce(&Fixture, &Node, &
         ("external", client.netns(), node_ports(WEB[0]), CONNECTIONS),
         ("masqueraded", client.netns(), node_ports(REMOTE[0]), CONNECTIONS),
         ("dsr", client.netns(), node_ports(DIRECT[0]), CONNECTIONS),
+        ("draining", fixture.client.netns(), leaving.frontends(Protocol::Tcp), FEW),
+        ("past the drain period", fixture.client.netns(), left.frontends(Protocol::Tcp), FEW),
     ] {
         live.extend(to.iter().flat_map(|to| (0..count).map(|_| Live::stream(kind, netns, *to))));
     }
-    for (netns, to) in [(fixture.client.netns(), web.frontends(Protocol::Udp)), (client.netns(), node_ports(WEB[1]))] {
+    for (netns, to) in [
+        (fixture.client.netns(), web.frontends(Protocol::Udp)),
+        (fixture.client.netns(), parting.frontends(Protocol::Udp)),
+        (client.netns(), node_ports(WEB[1])),
+    ] {
         live.extend(to.iter().flat_map(|to| (0..FEW).map(|_| Live::datagrams(netns, *to))));
     }
     for to in half.frontends(Protocol::Tcp) {
@@ -246,25 +293,18 @@ fn attack<B>(subject: &str, rp_filter: u8, start: impl FnOnce(&Fixture, &Node, &
     let ask = |to| Stream::connect(fixture.client.netns(), to).unwrap().ask("whom?").unwrap().server;
     let remembered: Vec<String> = sticky.frontends(Protocol::Tcp).into_iter().map(ask).collect();
 
+    // UDP stays with a backend that terminates and still serves.
+    let terminating = Endpoint::terminating(fixture.backends[0].addresses()).on(&node.node_name());
+    let parting = Service { endpoints: vec![terminating], ..parting };
+    change(&balancer, &Manifest::of([&stay[..], &[parting]].concat()));
+
     for (live, flaw) in live.iter_mut().zip(Flaw::ALL.into_iter().cycle()) {
         live.ends.flaw = flaw;
     }
     let opening = openings(fixture.client.addresses(), &fixture.backends[0], &web);
     let ends: Arc<[Ends]> = live.iter().map(|live| live.ends).chain(opening.iter().copied()).collect();
     let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let mut seeds = Random::new(lb_seed::of_run());
-    let attackers = [pod.netns(), outside.netns(), other.netns()].map(|netns| {
-        let (forger, mut random) = (Forger::new(netns).unwrap(), Random::new(seeds.any()));
-        let (ends, stop, sent) = (Arc::clone(&ends), Arc::clone(&stop), Arc::clone(&sent));
-        netns.spawn(move || {
-            while !stop.load(Ordering::Relaxed) {
-                let ends = *random.of(&ends);
-                let (packet, to) = forge(&mut random, ends, own);
-                sent.fetch_add(u64::from(forger.send(&packet, to)), Ordering::Relaxed);
-                std::thread::sleep(PACE);
-            }
-        })
-    });
+    let attackers = start_attackers([pod.netns(), outside.netns(), other.netns()], &ends, own, &stop, &sent);
     let ([short, long], [few, many], start) = (ATTACK, LEAST, Instant::now());
     let (length, least) = (lb_seed::short_or_long(short, long), lb_seed::short_or_long(few, many));
     let (mut opened, mut refused) = (0, Vec::new());
@@ -303,12 +343,15 @@ fn attack<B>(subject: &str, rp_filter: u8, start: impl FnOnce(&Fixture, &Node, &
 #[test]
 fn forged_packets_of_a_pod_a_host_outside_and_another_node_end_and_move_nothing() {
     for rp_filter in super::rp_filters() {
-        let attacked = attack("attackers", *rp_filter, |fixture, other, manifest| {
+        let start = |fixture: &Fixture, other: &Node, manifest: &Manifest| {
             let nodes = [&fixture.node, other].map(Node::addresses);
             let peers = nodes.map(|node| format!("{}/32,{}/128", node.v4, node.v6)).join(",");
             [&fixture.node, other]
                 .map(|node| Agent::start_with(node, manifest, &[&format!("--dsr-peers={peers}")]).unwrap())
-        });
+        };
+        let change =
+            |agents: &[Agent; 2], manifest: &Manifest| agents.iter().for_each(|agent| agent.apply(manifest).unwrap());
+        let attacked = attack("attackers", *rp_filter, start, change);
         let Attacked { sent, all, lost, is_remembered, balancer, .. } = attacked;
         assert!(all >= 100, "{all} connections");
         let filter = format!("rp_filter {rp_filter}");
@@ -328,9 +371,11 @@ fn forged_packets_of_a_pod_a_host_outside_and_another_node_end_and_move_nothing(
 /// 3 to 6 of 150 in a run, all of them half-closed.
 #[test]
 fn the_same_attack_past_kube_proxy() {
-    let attacked = attack("kubeattack", 0, |fixture, other, manifest| {
+    let start = |fixture: &Fixture, other: &Node, manifest: &Manifest| {
         KubeProxies::start(&fixture.topology, &[&fixture.node, other], manifest).unwrap()
-    });
+    };
+    // kube-proxy keeps connections to backends that have left: it has no drain to be attacked.
+    let attacked = attack("kubeattack", 0, start, |_, _| ());
     attacked.balancer.check().unwrap();
     println!("kube-proxy: affinity kept: {}; lost:\n{}", attacked.is_remembered, attacked.lost.join("\n"));
     assert!(attacked.all >= 100, "{} connections", attacked.all);
