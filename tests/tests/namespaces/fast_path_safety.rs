@@ -1,19 +1,23 @@
 //! The fast path fails safe: it ends soon after the agent, and a packet from a forged address takes the stack, whose filters stop it. When it closes,
 //! connection tracking knows its connections.
 
+mod talks;
+
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lb_common::outcome::Outcome;
-use lb_tests::agent::{Agent, Endpoint, Manifest, Port, Protocol, Service};
-use lb_tests::fixture::{Fixture, Pods, serve_at};
+use lb_tests::agent::{Agent, Manifest, Protocol, Service};
+use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::Counters;
 use lb_tests::incident::forger::{Forger, datagram};
 use lb_tests::incident::raw_tcp::{ACK, RawTcp, Segment};
-use lb_tests::peers::{Answer, Datagrams, Pusher, Server, Stream, eventually, pushed_now};
+use lb_tests::peers::{Datagrams, Server, Stream, eventually};
 use lb_tests::scene::Scene;
-use lb_tests::topology::{NetNs, NodeOptions, Outside};
+use lb_tests::topology::NodeOptions;
+
+use talks::Talks;
 
 /// A slow machine gets this long.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -197,142 +201,6 @@ fn a_pod_begins_nothing_in_the_name_of_others(scenario: &Scenario) {
     assert!(scenario.handed_over() > handed_over);
 }
 
-/// A conversation in which the backend speaks by itself.
-enum Talk {
-    Tcp(Stream),
-    Udp(Datagrams),
-}
-
-impl Talk {
-    fn receive(&mut self) -> std::io::Result<Answer> {
-        match self {
-            Self::Tcp(stream) => stream.receive(),
-            Self::Udp(socket) => socket.receive().map(|(_, answer)| answer),
-        }
-    }
-
-    /// Whether something arrives that is sent from now on.
-    fn goes_on(&mut self) -> bool {
-        let now = pushed_now();
-        loop {
-            match self.receive() {
-                Ok(answer) if answer.text.parse::<u128>().unwrap() >= now => return true,
-                Ok(_) => {}
-                Err(_) => return false,
-            }
-        }
-    }
-}
-
-/// Where pushers are, and where those are that answer.
-const PUSHED: [Port; 3] = [
-    Port { name: "http", protocol: Protocol::Tcp, port: 80, target: 8080 },
-    Port { name: "lines", protocol: Protocol::Tcp, port: 90, target: 9090 },
-    Port { name: "datagrams", protocol: Protocol::Udp, port: 90, target: 9090 },
-];
-
-/// A client with conversations on the fast path: with a pod of its node, and with a host beyond it. Fields in the order in which they must end.
-struct Talks {
-    agent: Agent,
-    /// What each is, and itself.
-    pushed: Vec<(String, Talk)>,
-    asking: Vec<Stream>,
-    /// Of no service, by the stack.
-    direct: Talk,
-    _servers: Vec<Server>,
-    _pushers: Vec<Pusher>,
-    _far: Outside,
-    fixture: Fixture,
-}
-
-impl Talks {
-    fn new(subject: &str, scene: Scene) -> Self {
-        let fixture = Fixture::new(subject, Pods::Routed, 1, NodeOptions { scene, ..NodeOptions::default() });
-        let far = fixture.topology.outside("far", &fixture.node).unwrap();
-        let (mut pushers, near) = (Vec::new(), fixture.backends[0].netns());
-        for (netns, ips) in [(near, fixture.backends[0].ips()), (far.netns(), far.ips())] {
-            for at in ips.into_iter().map(|ip| SocketAddr::new(ip, 9090)) {
-                pushers.push(Pusher::tcp(netns, at).unwrap());
-                pushers.push(Pusher::udp(netns, at).unwrap());
-            }
-        }
-        let service = |name, last, endpoints| {
-            let ports = PUSHED.to_vec();
-            Service { ports, ..Service::standard(name, last, endpoints) }
-        };
-        let services = [
-            service("near", 20, fixture.endpoints()),
-            service("far", 21, vec![Endpoint::ready(far.addresses()).on("elsewhere")]),
-        ];
-        let agent = fixture.agent(&Manifest::of(services.clone()), &[]);
-        let servers = serve_at(far.netns(), far.ips(), "far");
-        let client = fixture.client.netns();
-        let (mut asking, mut pushed) = (Vec::new(), Vec::new());
-        for to in services.iter().flat_map(|service| service.frontends(Protocol::Tcp)[..2].to_vec()) {
-            // Once one is on the fast path, all are that begin later.
-            asking.push(eventually("a connection takes the fast path", LIMIT, || {
-                let before = agent.counted(Outcome::FastPath).unwrap();
-                let mut stream = Stream::connect(client, to).unwrap();
-                stream.ask("hello").unwrap();
-                (agent.counted(Outcome::FastPath).unwrap() >= before + 4).then_some(stream)
-            }));
-        }
-        for service in &services {
-            for to in &service.frontends(Protocol::Tcp)[2..] {
-                for half_closed in [false, true] {
-                    let mut stream = Stream::connect(client, *to).unwrap();
-                    stream.receive().unwrap();
-                    if half_closed {
-                        stream.half_close().unwrap();
-                    }
-                    pushed.push((format!("{to} half closed: {half_closed}"), Talk::Tcp(stream)));
-                }
-            }
-            pushed.extend(
-                service
-                    .frontends(Protocol::Udp)
-                    .into_iter()
-                    .map(|to| (format!("udp {to}"), Talk::Udp(begun(client, to)))),
-            );
-        }
-        let direct = begun(client, SocketAddr::new(fixture.backends[0].ips()[0], 9090));
-        direct.set_patience(Duration::from_secs(1)).unwrap();
-        let direct = Talk::Udp(direct);
-        Self { agent, pushed, asking, direct, _servers: servers, _pushers: pushers, _far: far, fixture }
-    }
-
-    /// Which stand still.
-    fn stopped(&mut self) -> Vec<String> {
-        let stopped = self.pushed.iter_mut().filter_map(|(what, talk)| (!talk.goes_on()).then(|| what.clone()));
-        stopped.collect()
-    }
-
-    fn handed_over(&self) -> u64 {
-        Counters::read(self.agent.bpffs()).unwrap().get(Outcome::FastPath)
-    }
-
-    fn ask(&mut self, what: &str) {
-        for stream in &mut self.asking {
-            let answer = stream.ask("on?").unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert_eq!(answer.peer, stream.local().unwrap(), "{what}: the client's own address");
-        }
-    }
-
-    fn until(&self, open: bool) {
-        eventually("the fast path is switched", LIMIT, || {
-            (self.agent.json(&["status"]).unwrap()["agent"]["datapath"]["fastPath"]["open"] == open).then_some(())
-        });
-    }
-}
-
-/// A conversation over UDP that its client has begun, and the backend goes on with.
-fn begun(client: &NetNs, to: SocketAddr) -> Datagrams {
-    let socket = Datagrams::connected(client, 0, to).unwrap();
-    socket.send_at(to, "begin").unwrap();
-    socket.receive().unwrap();
-    socket
-}
-
 /// Only what is known goes on.
 const STATEFUL: &str = "add table inet wall; \
     add chain inet wall forward { type filter hook forward priority 0; policy drop; }; \
@@ -342,18 +210,50 @@ const MASQUERADE: &str = "add table inet wall; \
     add chain inet wall after { type nat hook postrouting priority 100; }; \
     add rule inet wall after oifname eth0 masquerade fully-random";
 
+/// Connection tracking follows all that is forwarded.
+const ASKS: &str = "add table inet asks; \
+    add chain inet asks forward { type filter hook forward priority 0; }; \
+    add rule inet asks forward ct state new accept";
+/// The same, but that it is kept away from everything.
+const NOTRACK: &str = "add table inet asks; \
+    add chain inet asks forward { type filter hook forward priority 0; }; \
+    add rule inet asks forward ct state new accept; \
+    add chain inet asks raw { type filter hook prerouting priority raw; }; \
+    add rule inet asks raw notrack";
+
+/// A node, its agent, and a rule that is there before any connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Node {
+    scene: Scene,
+    flags: &'static [&'static str],
+    rule: &'static str,
+}
+
+impl Node {
+    const BARE: Self = Self { scene: Scene::Bare, flags: &[], rule: "" };
+    const KUBELET: Self = Self { scene: Scene::Kubelet, ..Self::BARE };
+
+    const fn without_fast_path(rule: &'static str) -> Self {
+        Self { flags: &["--fast-path=off"], rule, ..Self::BARE }
+    }
+
+    const fn is_fast(self) -> bool {
+        self.flags.is_empty()
+    }
+}
+
 #[test]
 fn connections_live_when_a_rule_closes_the_fast_path() {
     std::thread::scope(|scope| {
-        for (scene, rule) in [(Scene::Bare, STATEFUL), (Scene::Kubelet, STATEFUL), (Scene::Bare, MASQUERADE)] {
-            scope.spawn(move || live_when_it_closes(scene, rule));
+        for (node, rule) in [(Node::BARE, STATEFUL), (Node::KUBELET, STATEFUL), (Node::BARE, MASQUERADE)] {
+            scope.spawn(move || live_when_it_closes(node, rule));
         }
     });
 }
 
-fn live_when_it_closes(scene: Scene, rule: &str) {
-    let mut talks = Talks::new("fastclose", scene);
-    let what = format!("{}: {rule}", scene.name());
+fn live_when_it_closes(node: Node, rule: &str) {
+    let mut talks = Talks::new("fastclose", node);
+    let what = format!("{node:?}: {rule}");
     talks.until(true);
     assert_eq!(talks.stopped(), [""; 0], "{what}: before");
     at_node(&talks.fixture, rule);
@@ -362,15 +262,38 @@ fn live_when_it_closes(scene: Scene, rule: &str) {
     assert_eq!(talks.stopped(), [""; 0], "{what}");
     talks.ask(&what);
     assert_eq!(talks.handed_over(), before, "{what}: nothing passes the rule by");
-    if (scene, rule) == (Scene::Bare, STATEFUL) {
+    if (node.scene, rule) == (Scene::Bare, STATEFUL) {
         assert!(!talks.direct.goes_on(), "{what}: the rule stops what is not known");
     }
+}
+
+/// A rule that asks connection tracking does to connections by the stack what it does to those of no service, and its end heals all.
+#[test]
+fn a_stateful_rule_stops_by_the_stack_what_connection_tracking_does_not_know_and_no_more() {
+    std::thread::scope(|scope| {
+        for (rule, is_known) in [(ASKS, true), (NOTRACK, false), ("", false)] {
+            scope.spawn(move || stopped_as_others_are(Node::without_fast_path(rule), is_known));
+        }
+    });
+}
+
+fn stopped_as_others_are(node: Node, is_known: bool) {
+    let mut talks = Talks::new("stackrule", node);
+    assert_eq!(talks.stopped(), [""; 0], "{node:?}: before");
+    at_node(&talks.fixture, STATEFUL);
+    let stopped = talks.stopped();
+    assert_eq!(stopped.len(), if is_known { 0 } else { talks.count() }, "{node:?}: {stopped:?}");
+    assert_eq!(talks.direct.goes_on(), is_known, "{node:?}: one of no service");
+    at_node(&talks.fixture, "delete table inet wall");
+    // A segment is sent again after as long as it has waited, at most.
+    eventually("all go on", LIMIT, || talks.stopped().is_empty().then_some(()));
+    talks.ask("after the rule");
 }
 
 /// Without an agent nobody makes the connections known: their streams stand still until the next agent does.
 #[test]
 fn connections_go_on_when_an_agent_starts_after_a_rule_came_without_one() {
-    let mut talks = Talks::new("fastdead", Scene::Bare);
+    let mut talks = Talks::new("fastdead", Node::BARE);
     assert_eq!(talks.stopped(), [""; 0], "before");
     talks.agent.kill();
     at_node(&talks.fixture, STATEFUL);
