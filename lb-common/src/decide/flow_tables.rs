@@ -4,7 +4,7 @@ use super::closing::is_after;
 use super::maps::{FlowRef, NotInserted};
 use super::tables::Tables;
 use super::work::Work;
-use crate::abi::{Flow, FlowKey, HalfOpen, UDP, flow_flags, half_open_flags, tag};
+use crate::abi::{Flow, FlowKey, HalfOpen, UDP, fin, flow_flags, half_open_flags, tag};
 use crate::map;
 use crate::numbered::numbered;
 
@@ -28,6 +28,18 @@ pub trait FlowTables<const N: usize>: Tables<N> {
                 flow.next = next;
             }
             flow.ack = ack;
+        });
+    }
+
+    /// Sets the numbers, as [`FlowTables::set_numbers`] does, and [`Flow::fin`] in place. A number that is claimed alone gives way to a lower one: the
+    /// claim was not the sender's.
+    #[inline(always)]
+    fn set_end(&mut self, entry: FlowRef<Self, N>, tag: u32, end: &Flow<N>) {
+        self.change_flow(entry, tag, |flow| {
+            if flow.fin & fin::CLAIMED != 0 || is_after(end.next, flow.next) {
+                flow.next = end.next;
+            }
+            (flow.ack, flow.fin) = (end.ack, end.fin);
         });
     }
 

@@ -292,3 +292,34 @@ fn segments_beyond_a_lost_one_and_late_ones_leave_the_end_recognisable() {
     pair.asks(ACK, 0);
     pair.is_over();
 }
+
+/// A third party guesses both numbers to within 16 MiB. The FIN may come only once, so it is claimed, but it vouches for nothing.
+#[test]
+fn a_forged_fin_behind_a_gap_hides_no_end() {
+    for forged_by_client in [true, false] {
+        for (client_closes, far) in [(true, 1 << 20), (false, 1 << 20), (true, (1 << 24) - 1), (false, (1 << 24) - 1)] {
+            let mut pair = Pair::new();
+            pair.lives();
+            let (own, opposite) =
+                if forged_by_client { (pair.client, pair.server) } else { (pair.server, pair.client) };
+            pair.forged(
+                forged_by_client,
+                FIN | ACK,
+                own.next.wrapping_add(far - 1),
+                opposite.next.wrapping_sub(far),
+                0,
+            );
+            pair.lives();
+            if client_closes {
+                pair.asks(FIN | ACK, 0);
+                pair.answers(FIN | ACK, 0);
+                pair.asks(ACK, 0);
+            } else {
+                pair.answers(FIN | ACK, 0);
+                pair.asks(FIN | ACK, 0);
+                pair.answers(ACK, 0);
+            }
+            pair.is_over();
+        }
+    }
+}

@@ -102,8 +102,7 @@ fn sync<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>) ->
     }
     tables.set_opposite_fin(opposite, stored.tag, closing::shown(flow.fin));
     let Some(own) = tables.flow(key, stored) else { return true };
-    tables.set_numbers(own, flow.tag, flow.next, flow.ack);
-    tables.set_fin(own, flow.tag, flow.fin);
+    tables.set_end(own, flow.tag, flow);
     // Read once more: the opposite end may have acknowledged on another CPU, which has not seen this either.
     let is_there = tables.flow(opposite_key, stored).is_some();
     if is_there && (change == End::Reset || closing::are_over(flow.fin, stored.fin)) {
