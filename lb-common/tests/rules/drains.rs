@@ -156,6 +156,19 @@ fn a_forged_segment_waits_for_no_answer() {
     goes_on(pair.asks(ACK | PSH, 100));
 }
 
+/// The backend sees none of these SYNs: no challenge ACK comes.
+#[test]
+fn a_forged_syn_begins_no_wait_of_the_client() {
+    let mut pair = after_period();
+    pair.tables.pass_seconds(1);
+    goes_on(pair.forged(true, SYN, 77_000, 0, 0));
+    pair.tables.pass_seconds(17);
+    goes_on(pair.asks(ACK | PSH, 100));
+    // A dead backend is found out all the same.
+    pair.tables.pass_seconds(16);
+    is_told(again(&mut pair, 100));
+}
+
 #[test]
 fn acknowledgements_of_a_download_wait_for_nothing() {
     let mut pair = after_period();

@@ -138,6 +138,8 @@ fn await_answer(model: &mut Model, asked: Asked, at: usize) -> u32 {
     };
     let known = model.seconds.iter_mut().find(|second| here(second));
     match known {
+        // A SYN is anybody's.
+        Some(second) if second.segments != 0 => *second = new,
         Some(second) if !is_heard(second) => return now_s - second.since_s,
         // Of the same second: nothing new.
         Some(second) if second.since_s == now_s => {}

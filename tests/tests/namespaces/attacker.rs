@@ -192,8 +192,12 @@ fn silence_after_forged_segments_ends_no_connection_that_drains() {
         let forger = Forger::new(scene.attacker.netns()).unwrap();
         let mut held = scene.hold();
         scene.agent.apply(&Manifest::default()).unwrap();
+        // What the backend has sent in the same second answers them.
+        std::thread::sleep(A_SECOND);
         for seconds in [ANSWER_TIMEOUT_S + 2, 0] {
-            for (connection, flaw) in held.iter().zip(Flaw::ALL.into_iter().cycle()) {
+            // Each is put on what is forged of a busy connection, and of an idle one.
+            let flaws = Flaw::ALL.into_iter().flat_map(|flaw| [flaw; 2]).cycle();
+            for (connection, flaw) in held.iter().zip(flaws) {
                 for kind in KINDS {
                     let number = |random: &mut Random| u32::from_le_bytes(random.bytes(4).try_into().unwrap());
                     let segment = connection.forged(true, kind, number(&mut random), number(&mut random));

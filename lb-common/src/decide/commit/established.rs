@@ -213,7 +213,10 @@ pub fn reopen<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<
 pub fn await_answer<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>, now: Now) -> u32 {
     let Work { packet, connection: Connection { original_key: key, reply_key, original, reply, .. }, stored, .. } =
         work;
-    let is_known = tables.half_open(key, stored) && stored.flags & half_open_flags::SECOND != 0;
+    let is_read = tables.half_open(key, stored);
+    // SYNs are counted in the same place: anybody sends them. Compared as one word, since Linux 5.10 walks the rest once for each condition.
+    let note = u32::from_ne_bytes([stored.segments, stored.moves, stored.flags, stored.refused]);
+    let is_known = is_read && note == u32::from_ne_bytes([0, 0, half_open_flags::SECOND, 0]);
     // A missing entry is written anew right after.
     let is_there = tables.flow(reply_key, &mut reply.flow).is_some() && leads_to(reply_key, &reply.flow, key);
     let flow = &reply.flow;
