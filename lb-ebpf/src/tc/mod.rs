@@ -21,7 +21,7 @@ pub mod skb;
 mod slow_path;
 mod stages;
 mod transport;
-mod verdict;
+pub mod verdict;
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::helpers::generated::bpf_skb_pull_data;
