@@ -35,7 +35,7 @@ pub use protocol::Protocol;
 pub use refusal::{Refusal, Refusals};
 pub use refused::{NAMED_MAX, Refused, fair_share};
 pub use service::{Exposure, PortKey, Service, ServicePort, TrafficPolicy};
-pub use slice::{Endpoint, Hints, Slice, SliceKey, SlicePort, uid_hash};
+pub use slice::{Endpoint, Hints, RefusedEndpoints, Slice, SliceKey, SlicePort, uid_hash};
 pub use slot_shares::SlotShares;
 pub use texts::shared;
 pub use time::Monotonic;

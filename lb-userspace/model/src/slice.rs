@@ -27,6 +27,18 @@ pub struct Slice {
     pub endpoints: Vec<Endpoint>,
     /// When the slice's change happened, by the wall clock of its writer: for a metric, never for a decision.
     pub changed_at: Option<Timestamp>,
+    /// When the slice was made, in seconds since the epoch, for the order of age only; `None`: the source knows no time.
+    pub created_s: Option<i64>,
+    /// Its endpoints that were refused; `None`: none was.
+    pub refused: Option<Box<RefusedEndpoints>>,
+}
+
+/// Endpoints of a slice that were refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefusedEndpoints {
+    pub count: usize,
+    /// Why the first one was.
+    pub reason: String,
 }
 
 impl Slice {

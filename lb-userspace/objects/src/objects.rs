@@ -353,7 +353,9 @@ mod tests {
 
     fn slice(name: &str, service: &str) -> Shared<Slice> {
         let (name, service, family) = (ObjectName::new("demo", name), service.into(), Family::V4);
-        let object = Slice { name, service, family, ports: Vec::new(), endpoints: Vec::new(), changed_at: None };
+        let (ports, endpoints) = (Vec::new(), Vec::new());
+        let (changed_at, created_s, refused) = (None, None, None);
+        let object = Slice { name, service, family, ports, endpoints, changed_at, created_s, refused };
         Shared { object: Some(Arc::new(object)), refusals: Vec::new() }
     }
 

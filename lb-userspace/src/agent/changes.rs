@@ -64,6 +64,8 @@ mod tests {
             ports: Vec::new(),
             endpoints: Vec::new(),
             changed_at: changed_at.parse().ok(),
+            created_s: None,
+            refused: None,
         };
         Snapshot { slices: [(slice.key(), Arc::new(slice))].into_iter().collect(), ..Snapshot::default() }
     }

@@ -10,6 +10,7 @@ mod checks;
 pub mod clock;
 mod descriptors;
 mod ejections;
+mod endpoint_events;
 mod facts;
 mod health_checks;
 mod health_memory;

@@ -28,13 +28,14 @@ pub(super) struct ObjectEvents {
     tables: BTreeSet<ObjectEvent>,
     health_checks: BTreeSet<ObjectEvent>,
     avoided: BTreeSet<ObjectEvent>,
+    endpoints: BTreeSet<ObjectEvent>,
 }
 
 impl ObjectEvents {
     /// `to`: who posts it; `None`: nobody.
     pub fn new(node: &str, to: Option<watch::Sender<BTreeSet<ObjectEvent>>>) -> Self {
-        let (source, api, tables, health_checks, avoided) = Default::default();
-        Self { to, node: node.to_owned(), source, api, tables, health_checks, avoided }
+        let (source, api, tables, health_checks, avoided, endpoints) = Default::default();
+        Self { to, node: node.to_owned(), source, api, tables, health_checks, avoided, endpoints }
     }
 
     /// Objects that the source refused.
@@ -94,9 +95,17 @@ impl ObjectEvents {
         }
     }
 
+    /// What has been the matter with endpoints for a while.
+    pub fn of_endpoints(&mut self, lasting: BTreeSet<ObjectEvent>) {
+        if self.to.is_some() {
+            let changed = std::mem::replace(&mut self.endpoints, lasting) != self.endpoints;
+            self.publish(changed);
+        }
+    }
+
     fn publish(&self, changed: bool) {
         if let (true, Some(to)) = (changed, &self.to) {
-            let all = [&self.source, &self.api, &self.tables, &self.health_checks, &self.avoided];
+            let all = [&self.source, &self.api, &self.tables, &self.health_checks, &self.avoided, &self.endpoints];
             to.send_replace(all.into_iter().flatten().cloned().collect());
         }
     }

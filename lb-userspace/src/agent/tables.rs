@@ -28,7 +28,7 @@ use super::shortages::Shortages;
 use super::sweeper::Sweeper;
 use super::written::Written;
 use crate::observe::health::BEAT;
-use crate::observe::report::{HealthCheckReport, PortMismatchReport};
+use crate::observe::report::{EndpointProblemReport, HealthCheckReport};
 use lb_datapath::sockets::Destroyer;
 use lb_model::{Monotonic, ObjectName, Snapshot};
 use lb_plan::apply::{KernelStore, Programmer, Report};
@@ -151,7 +151,9 @@ impl TableOwner {
         let report = self.programmer.sync(&snapshot, &self.facts, clock::monotonic());
         self.written.log(&report, first);
         self.reports.local_cluster_ips(self.programmer.local_cluster_ips());
-        self.reports.port_mismatches(PortMismatchReport::list(self.programmer.mismatched()));
+        if let Some(troubled) = self.programmer.new_problems() {
+            self.reports.endpoint_problems(EndpointProblemReport::list(troubled));
+        }
         self.beside.neighbours.update_nodes(&snapshot);
         self.note(&report, started.elapsed(), first);
         self.open_health_checks();

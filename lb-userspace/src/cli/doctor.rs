@@ -131,18 +131,18 @@ fn agent(dirs: &AgentDirs) -> Vec<Finding> {
         found: format!("{address}: {LOCAL_CLUSTER_IP}"),
         remedy: None,
     });
-    let lacking = endpoints(&report.tables);
-    [finding(Level::Ok, "runs".to_owned(), None)].into_iter().chain(reported).chain(local).chain(lacking).collect()
+    let troubled = endpoints(&report.tables);
+    [finding(Level::Ok, "runs".to_owned(), None)].into_iter().chain(reported).chain(local).chain(troubled).collect()
 }
 
-/// Service ports without an endpoint, though their slices have endpoints.
-fn endpoints(tables: &TablesReport) -> impl Iterator<Item = Finding> {
-    let total = tables.port_mismatches.iter().filter(|mismatch| mismatch.is_total());
-    total.map(|mismatch| Finding {
+/// Service ports without an endpoint, and addresses that two entries have.
+pub(super) fn endpoints(tables: &TablesReport) -> impl Iterator<Item = Finding> {
+    let problems = tables.endpoint_problems.iter().filter(|problem| !problem.partial);
+    problems.map(|problem| Finding {
         check: "endpoints",
-        level: Level::Warn,
-        found: format!("{}: {mismatch}", mismatch.subject()),
-        remedy: Some("give the Service's port and the slices' port one name and one protocol".to_owned()),
+        level: if problem.usual { Level::Ok } else { Level::Warn },
+        found: format!("{}: {problem}", problem.subject()),
+        remedy: Some(problem.remedy.clone()),
     })
 }
 
@@ -156,30 +156,4 @@ fn text(examined: &Examined) -> String {
         vec![level.to_owned(), finding.check.to_owned(), finding.found.clone(), or_dash(finding.remedy.as_deref())]
     });
     aligned(&["LEVEL", "CHECK", "FOUND", "REMEDY"], rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::observe::report::{OtherPortReport, PortMismatchReport};
-
-    #[test]
-    fn a_service_port_that_no_endpoint_has_is_a_warning() {
-        let mismatch = |name: &str, matching| PortMismatchReport {
-            namespace: "demo".into(),
-            name: name.into(),
-            port: 80,
-            protocol: "TCP".into(),
-            port_name: "http".into(),
-            family: "IPv4".into(),
-            endpoints: 3,
-            matching,
-            others: vec![OtherPortReport { name: "htpp".into(), protocol: "TCP".into(), endpoints: 3 }],
-            ..PortMismatchReport::default()
-        };
-        let port_mismatches = vec![mismatch("web", 0), mismatch("canary", 1)];
-        let found: Vec<Finding> = endpoints(&TablesReport { port_mismatches, ..TablesReport::default() }).collect();
-        assert_eq!((found.len(), found[0].check, found[0].level), (1, "endpoints", Level::Warn));
-        assert_eq!(found[0].found, "demo/web:80/TCP, IPv4: 3 endpoints have port `htpp`; none has `http`");
-    }
 }

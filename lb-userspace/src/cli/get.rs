@@ -15,7 +15,7 @@ use crate::agent::clock;
 use crate::observe::contents::{Contents, Wanted, WantedFlows};
 use crate::observe::inventory::{ConnectionView, Inventory, Items, ServiceView};
 use crate::observe::rates::{self, Reading, ServiceRates};
-use crate::observe::report::PortMismatchReport;
+use crate::observe::report::EndpointProblemReport;
 use crate::observe::report_socket;
 use crate::observe::table::{or_dash, place};
 use crate::observe::text;
@@ -138,7 +138,7 @@ impl Lists<'_> {
         let contents = Contents::read(&self.dir, self.arguments.wanted())?;
         let inventory = Inventory::new(&contents, clock::monotonic());
         // Without an agent nobody knows the slices.
-        let slices = || self.arguments.dirs.ask(report_socket::ask).map(|report| report.tables.port_mismatches);
+        let slices = || self.arguments.dirs.ask(report_socket::ask).map(|report| report.tables.endpoint_problems);
         list(self.arguments, &inventory, || slices().unwrap_or_default())
     }
 
@@ -258,11 +258,11 @@ impl ListFormat {
     }
 }
 
-/// `mismatched`: asks the agent which service ports the slices lack; not called if no service port refuses.
+/// `problems`: asks the agent what is the matter with endpoints; not called for names alone.
 fn list(
     arguments: &Arguments,
     inventory: &Inventory<'_>,
-    mismatched: impl FnOnce() -> Vec<PortMismatchReport>,
+    problems: impl FnOnce() -> Vec<EndpointProblemReport>,
 ) -> anyhow::Result<String> {
     let filter = &arguments.filter;
     match arguments.what {
@@ -270,10 +270,10 @@ fn list(
             let mut items = inventory.services();
             items.retain(|item| filter.service(item));
             arguments.sort(&mut items, sort::SERVICES)?;
-            if items.iter().any(|item| item.frontends.iter().any(|frontend| frontend.refuses)) {
-                let known = mismatched();
+            if arguments.output != ListFormat::Name {
+                let known = problems();
                 for item in &mut items {
-                    item.take_mismatches(&known);
+                    item.take_problems(&known);
                 }
             }
             let items = Items { items };
@@ -313,7 +313,6 @@ mod tests {
 
     use super::*;
     use crate::observe::inventory::tests::{NOW, contents};
-    use crate::observe::report::OtherPortReport;
 
     #[derive(Parser)]
     struct Line {
@@ -326,40 +325,39 @@ mod tests {
     }
 
     /// The list beside an agent that answers so.
-    fn listed_beside(line: &str, mismatched: impl FnOnce() -> Vec<PortMismatchReport>) -> anyhow::Result<String> {
+    fn listed_beside(line: &str, problems: impl FnOnce() -> Vec<EndpointProblemReport>) -> anyhow::Result<String> {
         let line = std::iter::once("get").chain(line.split_whitespace());
         let arguments = Line::try_parse_from(line)?.arguments;
         arguments.check()?;
-        list(&arguments, &Inventory::new(&contents(), NOW), mismatched)
+        list(&arguments, &Inventory::new(&contents(), NOW), problems)
     }
 
     #[test]
     fn a_service_port_without_backends_has_the_agents_reason() {
-        let mismatch = |name: &str, matching| PortMismatchReport {
+        let problem = |name: &str, partial| EndpointProblemReport {
             namespace: "other".into(),
             name: name.into(),
             port: 80,
             protocol: "TCP".into(),
             family: "IPv4".into(),
-            endpoints: 3,
-            matching,
-            others: vec![OtherPortReport { name: "http".into(), protocol: "TCP".into(), endpoints: 3 }],
-            ..PortMismatchReport::default()
+            text: "no endpoint is ready: 3 endpoints".into(),
+            partial,
+            ..EndpointProblemReport::default()
         };
-        let known = || vec![mismatch("empty", 0), mismatch("empty", 1), mismatch("another", 0)];
-        let reason = "\nother/empty:80/TCP, IPv4: 3 endpoints have port `http`; none has a port without a name\n";
+        let known = || vec![problem("empty", false), problem("empty", true), problem("another", false)];
+        let reason = "\nother/empty:80/TCP, IPv4: no endpoint is ready: 3 endpoints\n";
         for line in ["services", "services -o wide"] {
             let table = listed(line).expect("a list");
             assert_eq!(listed_beside(line, known).expect("a list"), format!("{table}{reason}"));
         }
         let json: serde_json::Value =
             serde_json::from_str(&listed_beside("services -o json", known).expect("a list")).expect("JSON");
-        let found = &json["items"][1]["portMismatches"];
-        assert_eq!((found.as_array().map(Vec::len), &found[0]["others"][0]["name"]), (Some(1), &"http".into()));
-        assert!(json["items"][0].get("portMismatches").is_none(), "{json:#}");
-        // Where nothing refuses, nobody is asked.
+        let found = &json["items"][1]["endpointProblems"];
+        assert_eq!((found.as_array().map(Vec::len), &found[0]["partial"]), (Some(1), &false.into()));
+        assert!(json["items"][0].get("endpointProblems").is_none(), "{json:#}");
+        // For names nobody is asked.
         let unasked = || panic!("the agent is asked");
-        listed_beside("services -n demo", unasked).expect("a list");
+        listed_beside("services -o name", unasked).expect("a list");
     }
 
     #[test]

@@ -147,6 +147,8 @@ fn man(dir: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod book_tests;
 #[cfg(test)]
+mod endpoint_problem_tests;
+#[cfg(test)]
 mod schemas;
 
 #[cfg(test)]

@@ -44,9 +44,11 @@ pub fn explain<const N: usize, S: Stored>(
     let connection = connection(stored, &key, &decision, now);
     let is_of_client = frontend.is_some_and(|(of, _)| of.address == asked_address(&key, seat.program));
     let view = frontend.map(|(of, service)| view_of(stored, &of, &service));
-    let mismatch = view.as_ref().and_then(|view| reported.mismatch(view, protocol_name(key.protocol), view.address));
-    let draining = reported.draining(mismatch);
-    let mismatch = mismatch.filter(|mismatch| mismatch.is_total());
+    let problems = view.as_ref().map(|view| reported.problems(view, protocol_name(key.protocol), view.address));
+    let mut problems = problems.unwrap_or_default();
+    let draining = reported.draining(&problems);
+    problems.retain(|problem| !problem.partial);
+    let lacks = problems.iter().find_map(|problem| problem.lacks.as_deref());
     let asked = frontend.filter(|_| is_of_client).map(|(_, service)| NewConnection {
         stored,
         key,
@@ -83,7 +85,7 @@ pub fn explain<const N: usize, S: Stored>(
         policy: asked
             .as_ref()
             .map(|asked| policy(asked, settings, client(stored, settings, seat.program, &key, &decision), &decision)),
-        change: change::sentence(decision.action, decision.outcome, &name, eligible, mismatch),
+        change: change::sentence(decision.action, decision.outcome, &name, eligible, lacks),
         result: ResultView {
             // The port of one that is reached by encapsulation stands in its own record.
             backend: candidates.iter().find(|one| one.chosen).map(|one| one.address).or(result.backend),
@@ -92,7 +94,7 @@ pub fn explain<const N: usize, S: Stored>(
         },
         hook: seat,
         frontend: view,
-        port_mismatch: mismatch.cloned(),
+        endpoint_problems: problems,
         connection,
         candidates,
     }

@@ -3,20 +3,12 @@
 use lb_common::decide::Action;
 use lb_common::outcome::Outcome;
 
-use crate::observe::report::PortMismatchReport;
-
 /// For an outcome over a packet to `service` (its name, or the destination where it is none).
-/// `mismatch`: why the service port has no endpoint.
-pub fn sentence(
-    action: Action,
-    outcome: Outcome,
-    service: &str,
-    candidates: usize,
-    mismatch: Option<&PortMismatchReport>,
-) -> String {
+/// `lacks`: the port that no endpoint has, in words.
+pub fn sentence(action: Action, outcome: Outcome, service: &str, candidates: usize, lacks: Option<&str>) -> String {
     match outcome {
-        Outcome::RefusedNoEndpoint | Outcome::SocketRefused if let Some(mismatch) = mismatch => {
-            format!("{} in the slices of {service}", mismatch.wanted())
+        Outcome::RefusedNoEndpoint | Outcome::SocketRefused if let Some(port) = lacks => {
+            format!("{port} in the slices of {service}")
         }
         Outcome::RefusedNoEndpoint | Outcome::SocketRefused => format!("a ready endpoint of {service}"),
         Outcome::DroppedNoLocalEndpoint => {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde::Serialize;
 
 use super::question::Seat;
-use crate::observe::report::PortMismatchReport;
+use crate::observe::report::EndpointProblemReport;
 
 /// What becomes of a packet, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -16,8 +16,8 @@ pub struct Explanation {
     pub hook: Seat,
     /// Null: the destination is no frontend, and the packet is no answer of one.
     pub frontend: Option<FrontendView>,
-    /// Which ports the endpoints have, where none has the service port; null: no such reason, or no agent answers.
-    pub port_mismatch: Option<PortMismatchReport>,
+    /// Why the service port has no endpoint, and which entries of its slices have one address; empty: nothing is the matter, or no agent answers.
+    pub endpoint_problems: Vec<EndpointProblemReport>,
     /// Null: the tables hold no entry for the tuple.
     pub connection: Option<ConnectionView>,
     /// Null: the service has no client affinity.

@@ -7,8 +7,8 @@ use super::question::Seen;
 pub fn rows(explanation: &Explanation, interface: Option<&str>) -> Vec<(&'static str, String)> {
     let mut rows = vec![("PACKET", packet(explanation)), ("HOOK", hook(explanation, interface))];
     rows.push(("FRONTEND", frontend(explanation)));
-    if let Some(mismatch) = &explanation.port_mismatch {
-        rows.push(("ENDPOINTS", mismatch.to_string()));
+    for problem in &explanation.endpoint_problems {
+        rows.extend([("ENDPOINTS", problem.to_string()), ("REMEDY", problem.remedy.clone())]);
     }
     rows.push(("CONNECTION", explanation.connection.as_ref().map_or_else(|| "none".to_owned(), connection)));
     if let Some(found) = &explanation.affinity {

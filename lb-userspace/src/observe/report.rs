@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use lb_source::PATIENT;
 
+mod endpoint_problem;
 mod following;
-mod port_mismatch;
 mod sockets;
 mod tables;
 
+pub use endpoint_problem::EndpointProblemReport;
 pub use following::{ConfirmingReport, FailingReport, ProofReport, ResourceReport};
-pub use port_mismatch::{OtherPortReport, PortMismatchReport};
 pub use sockets::SocketsReport;
 pub use tables::{
     AuditReport, BackendTotals, DrainReport, FillReport, HealthCheckReport, PassReport, ShortageReport, SweepReport,

@@ -4,7 +4,7 @@ use lb_common::abi::ConnectTimes;
 
 use super::connect_time::percentile_text;
 use super::inventory::{BackendView, ConnectionView, ServiceView};
-use super::report::PortMismatchReport;
+use super::report::EndpointProblemReport;
 use super::table::{aligned, or_dash, place};
 
 /// Services with their frontends, and their backends below (`->`).
@@ -15,12 +15,12 @@ pub fn services(services: &[ServiceView], wide: bool) -> String {
     }
     let table = aligned(&header, services.iter().flat_map(|service| service_rows(service, wide)));
     let reasons: Vec<String> =
-        services.iter().flat_map(|service| &service.port_mismatches).map(mismatch_line).collect();
+        services.iter().flat_map(|service| &service.endpoint_problems).map(problem_line).collect();
     if reasons.is_empty() { table } else { format!("{table}\n{}", reasons.concat()) }
 }
 
-fn mismatch_line(mismatch: &PortMismatchReport) -> String {
-    format!("{}: {mismatch}\n", mismatch.subject())
+fn problem_line(problem: &EndpointProblemReport) -> String {
+    format!("{}: {problem}\n", problem.subject())
 }
 
 fn service_rows(service: &ServiceView, wide: bool) -> Vec<Vec<String>> {

@@ -249,9 +249,10 @@ fn a_port_that_no_slice_has_is_the_reason_in_every_command() {
         .unwrap();
     let mismatch = eventually("no endpoint has the port", SOON, || {
         let (code, explained) = explain(&agent, &from, &to.to_string());
-        (code == 1 && !explained["portMismatch"].is_null()).then(|| explained["portMismatch"].clone())
+        let problem = explained["endpointProblems"][0].clone();
+        (code == 1 && !problem.is_null()).then_some(problem)
     });
-    assert_eq!((&mismatch["portName"], &mismatch["others"][0]["name"]), (&json!("http"), &json!("htpp")));
+    assert_eq!((&mismatch["portName"], &mismatch["cause"]), (&json!("http"), &json!("other-port")));
     let said = |agent: &Agent, arguments: &[&str]| String::from_utf8(agent.cli(arguments).unwrap().stdout).unwrap();
     let commands: [&[&str]; 3] = [&["explain", &from, &to.to_string()], &["get", "services"], &["doctor"]];
     for command in commands {
@@ -266,7 +267,7 @@ fn a_port_that_no_slice_has_is_the_reason_in_every_command() {
     let services = || agent.json(&["get", "services"]).unwrap();
     let of_port = |services: &Value, port: u16| {
         let all = services["items"].as_array().unwrap().clone();
-        all.into_iter().find(|item| item["port"] == port).unwrap()["portMismatches"].clone()
+        all.into_iter().find(|item| item["port"] == port).unwrap()["endpointProblems"].clone()
     };
     // One of each family.
     assert_eq!(of_port(&services(), 80).as_array().map(Vec::len), Some(2));

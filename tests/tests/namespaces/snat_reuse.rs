@@ -284,6 +284,6 @@ fn connects_are_as_quick_while_most_snat_ports_rest() {
             server.join().unwrap();
         }
         println!("{family:?}: half of the connects within {resting:?} while most ports rest, within {free:?} else");
-        assert!(resting < 5 * free, "{family:?}: {resting:?}, to a port that no SNAT port rests for {free:?}");
+        assert!(resting < 10 * free, "{family:?}: {resting:?}, to a port that no SNAT port rests for {free:?}");
     }
 }

@@ -62,6 +62,8 @@ fn snapshot(turns: [u32; 2]) -> Snapshot {
         };
         let slice = Slice {
             changed_at: None,
+            created_s: None,
+            refused: None,
             name: name.clone(),
             service: name.name.clone(),
             family: Family::V4,

@@ -27,6 +27,37 @@ fn conditions(conditions: &Value) -> (bool, bool, bool) {
 }
 
 #[test]
+fn leading_zeros_are_named_as_such_wherever_an_address_is_read() {
+    let read = endpoint_of(&json!({"addresses": ["010.001.001.011"]}));
+    let reason = "address \"010.001.001.011\" has leading zeros, by which some programs read octal numbers";
+    assert_eq!(read.refusals[0].reason, reason);
+    let slice = read.object.expect("the slice is read");
+    assert_eq!((slice.endpoints.len(), slice.refused.expect("one").reason.as_str()), (0, reason));
+    let read = service_of(&json!({"clusterIPs": ["10.96.00.1"], "ports": [{"port": 80}]}));
+    assert!(read.refusals[0].reason.starts_with("clusterIP \"10.96.00.1\" has leading zeros"));
+    for other in ["10.0.0", "10.0.0.0256", "web", "010.0.0.x"] {
+        let reason = endpoint_of(&json!({"addresses": [other]})).refusals[0].reason.clone();
+        assert_eq!(reason, format!("address {other:?}: expected an IPv4 or IPv6 address"));
+    }
+}
+
+#[test]
+fn a_slice_has_the_time_of_its_making() {
+    let value = |time: Value| {
+        json!({
+            "addressType": "IPv4",
+            "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}, "creationTimestamp": time},
+        })
+    };
+    let created_s = |time: Value| {
+        let read = slice(&serde_json::from_value(value(time)).expect("a slice"));
+        read.object.expect("the slice is read").created_s
+    };
+    assert_eq!(created_s(json!("1970-01-02T00:00:00Z")), Some(86_400));
+    assert_eq!(created_s(Value::Null), None);
+}
+
+#[test]
 fn absent_conditions_mean_ready_serving_as_ready_and_not_terminating() {
     assert_eq!(conditions(&json!({})), (true, true, false));
     assert_eq!(conditions(&json!({"ready": false})), (false, false, false));

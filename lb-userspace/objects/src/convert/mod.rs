@@ -7,7 +7,7 @@ mod service;
 mod service_cidr;
 mod slice;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use super::lean::Metadata;
 use ipnet::IpNet;
@@ -66,13 +66,23 @@ fn protocol(text: Option<&str>) -> Result<Protocol, Problem> {
 
 /// An address that packets may be sent to.
 fn address(field: &str, text: &str) -> Result<IpAddr, Problem> {
-    let address: IpAddr = text.parse().map_err(|_| {
-        Problem::new(format!("{field} {text:?}: expected an IPv4 or IPv6 address"), "correct the address")
-    })?;
+    let address = parsed(field, text)?;
     match unusable(address) {
         Some(what) => Err(Problem::new(format!("{field} {address} is {what}"), "use another address")),
         None => Ok(address),
     }
+}
+
+fn parsed(field: &str, text: &str) -> Result<IpAddr, Problem> {
+    text.parse().map_err(|_| {
+        let numbers = text.split('.').map(|number| number.trim_start_matches('0'));
+        let plain: Vec<&str> = numbers.map(|number| if number.is_empty() { "0" } else { number }).collect();
+        if plain.join(".").parse::<Ipv4Addr>().is_ok() {
+            let reason = format!("{field} {text:?} has leading zeros, by which some programs read octal numbers");
+            return Problem::new(reason, "write each number without leading zeros");
+        }
+        Problem::new(format!("{field} {text:?}: expected an IPv4 or IPv6 address"), "correct the address")
+    })
 }
 
 /// A network; bits beyond its prefix are cleared.

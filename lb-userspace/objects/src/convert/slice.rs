@@ -1,10 +1,12 @@
 //! An `EndpointSlice`, read and checked.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::collections::BTreeSet;
 
-use super::{Converted, Problem, number, object_name, protocol, unusable};
+use super::{Converted, Problem, number, object_name, parsed, protocol, unusable};
 use crate::lean::{self, CHANGE_ANNOTATION, HEADLESS_LABEL, SERVICE_NAME_LABEL};
-use lb_model::{Endpoint, Family, Hints, ObjectName, Protocol, Refusals, Slice, SlicePort, shared, uid_hash};
+use lb_model::{
+    Endpoint, Family, Hints, ObjectName, Protocol, Refusals, RefusedEndpoints, Slice, SlicePort, shared, uid_hash,
+};
 
 /// An `EndpointSlice`; nothing, if it is of a headless service.
 pub fn slice(slice: &lean::EndpointSlice) -> Converted<Slice> {
@@ -53,17 +55,25 @@ fn read_slice(
         }
     }
     let mut endpoints: Vec<Endpoint> = Vec::new();
+    let mut refused: Option<Box<RefusedEndpoints>> = None;
     for (index, listed) in slice.endpoints.iter().flatten().enumerate() {
         match endpoint(listed, family) {
             Ok(endpoint) => endpoints.push(endpoint),
-            Err(problem) => refusals.push(problem.refuse(format!("{object} endpoint {index}"))),
+            Err(problem) => {
+                let refusal = problem.refuse(format!("{object} endpoint {index}"));
+                let first = || Box::new(RefusedEndpoints { count: 0, reason: refusal.reason.clone() });
+                refused.get_or_insert_with(first).count += 1;
+                refusals.push(refusal);
+            }
         }
     }
     // Tens of thousands are held for as long as they are there.
     ports.shrink_to_fit();
     endpoints.shrink_to_fit();
     let changed_at = slice.metadata.annotations.get(CHANGE_ANNOTATION).and_then(|time| time.parse().ok());
-    Ok(Slice { name, service: service.as_str().into(), family, ports, endpoints, changed_at })
+    let created_s = slice.metadata.creation_timestamp.as_ref().map(|time| time.as_second());
+    let service = service.as_str().into();
+    Ok(Slice { name, service, family, ports, endpoints, changed_at, created_s, refused })
 }
 
 fn slice_port(listed: &lean::EndpointPort) -> Result<SlicePort, Problem> {
@@ -94,9 +104,7 @@ fn endpoint(listed: &lean::Endpoint, family: Family) -> Result<Endpoint, Problem
     // Addresses beyond the first have no meaning (Kubernetes API reference, Endpoint.addresses).
     let text =
         listed.addresses.iter().flatten().next().ok_or_else(|| Problem::new("it has no address", "give it one"))?;
-    let address: IpAddr = text
-        .parse()
-        .map_err(|_| Problem::new(format!("address {text:?}: expected an IP address"), "correct the address"))?;
+    let address = parsed("address", text)?;
     if Family::of(address) != family {
         return Err(Problem::new(format!("address {address} is not of the slice's addressType"), "use one family"));
     }

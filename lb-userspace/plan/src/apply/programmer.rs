@@ -194,9 +194,9 @@ impl<S: Store> Programmer<S> {
         self.planner.checked()
     }
 
-    /// Wanted service ports that some or all endpoints of their slices lack.
-    pub fn mismatched(&self) -> impl Iterator<Item = (&PortKey, &DesiredService)> {
-        self.planner.mismatched()
+    /// Wanted service ports with problems of their endpoints; `None`: they are the same as when this was asked last.
+    pub fn new_problems(&mut self) -> Option<impl Iterator<Item = (&PortKey, &DesiredService)>> {
+        self.planner.take_new_problems().then(|| self.planner.troubled())
     }
 
     /// What failed or found no room, and is to be tried again now.

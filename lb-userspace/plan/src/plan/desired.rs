@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi;
 
-use super::{DesiredEndpoint, Frontend, OwnDrainLimits, PortMismatch, Ranges, SortedMap, Use};
+use super::{DesiredEndpoint, EndpointProblem, Frontend, OwnDrainLimits, Ranges, SortedMap, Use};
 use lb_model::{Check, ObjectName, PortKey, RateLimit, Refused, Scheduler};
 
 impl Frontend {
@@ -57,8 +57,8 @@ pub struct DesiredService {
     pub endpoints: SortedMap<SocketAddr, DesiredEndpoint>,
     /// Networks that may pass the frontends with [`abi::service_flags::SOURCE_RANGES`]; of the families of the frontends.
     pub sources: BTreeSet<IpNet>,
-    /// Slices that have endpoints, but not this port; at most one of each family. It says why, and changes no table.
-    pub mismatches: Vec<PortMismatch>,
+    /// Why it has no endpoint, and what else is the matter with its endpoints. It changes no table.
+    pub problems: Vec<EndpointProblem>,
 }
 
 /// What the tables should hold.

@@ -47,6 +47,8 @@ fn snapshot(endpoints: &[&str]) -> Snapshot {
     };
     let slice = Slice {
         changed_at: None,
+        created_s: None,
+        refused: None,
         name: name.clone(),
         service: "web".into(),
         family: Family::V4,

@@ -1,13 +1,14 @@
 //! Which endpoints a service port has, and which of them take new flows (as kube-proxy's `CategorizeEndpoints`).
 
+mod pairs;
 mod port_names;
+mod problems;
 
 use std::{cell::OnceCell, cmp::Reverse, collections::BTreeMap, net::SocketAddr};
 
-use super::{Mark, Marks, Set, SortedMap, marks::PortMarks, node_context::NodeContext};
+use super::{EndpointProblem, Mark, Marks, Set, SortedMap, marks::PortMarks, node_context::NodeContext};
 use lb_model::{Endpoint, Family, Protocol, ServiceOptions, ServicePort, Slice};
-
-pub use port_names::{OtherPort, PortMismatch};
+use pairs::{Entry, Pairs};
 
 /// What the API says of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,6 +94,8 @@ pub(super) struct Listed<'a> {
     by_port: BTreeMap<(&'a str, Protocol), Vec<(usize, u16)>>,
     /// Of each family, made when a port asks for it.
     census: [OnceCell<port_names::Census<'a>>; 2],
+    /// Whether the first endpoint of any family is on this node.
+    is_first_here: OnceCell<bool>,
 }
 
 impl<'a> Listed<'a> {
@@ -103,14 +106,14 @@ impl<'a> Listed<'a> {
                 by_port.entry((port.name.as_str(), port.protocol)).or_default().push((index, port.port));
             }
         }
-        Self { slices, by_port, census: Default::default() }
+        Self { slices, by_port, census: Default::default(), is_first_here: OnceCell::new() }
     }
 
     pub fn slices(&self) -> &[&'a Slice] {
         &self.slices
     }
 
-    /// The endpoints of `port`, of the families whose sets are in need (first IPv4, then IPv6).
+    /// The endpoints of `port`, of the families whose sets are in need (first IPv4, then IPv6), and addresses that two entries have.
     pub fn of_port(
         &self,
         port: &ServicePort,
@@ -118,22 +121,29 @@ impl<'a> Listed<'a> {
         options: Option<&ServiceOptions>,
         context: &NodeContext,
         marks: &PortMarks<'_>,
-    ) -> SortedMap<SocketAddr, DesiredEndpoint> {
+    ) -> (SortedMap<SocketAddr, DesiredEndpoint>, Vec<EndpointProblem>) {
         let needs_of = |family| needs[usize::from(family == Family::V6)];
         let at = self.by_port.get(&(port.name.as_str(), port.protocol)).map_or(&[][..], Vec::as_slice);
         let mut found: Vec<Candidate<'_>> = Vec::new();
         for (index, number) in at {
             let slice = self.slices[*index];
             if needs_of(slice.family).any() {
-                found
-                    .extend(slice.endpoints.iter().map(|endpoint| Candidate::new(endpoint, *number, options, context)));
+                let listed = slice.endpoints.iter();
+                found.extend(listed.map(|endpoint| Candidate::new(endpoint, slice, *number, options, context)));
             }
         }
         // One that is listed more than once: the first in the order counts, whatever the order of the slices.
         found.sort_unstable_by(|one, other| {
             one.address.cmp(&other.address).then_with(|| one.precedence().cmp(&other.precedence()))
         });
-        found.dedup_by_key(|candidate| candidate.address);
+        let mut pairs = Pairs::default();
+        found.dedup_by(|other, first| {
+            let is_same = other.address == first.address;
+            if is_same {
+                pairs.add(first.entry(), other.entry());
+            }
+            is_same
+        });
         for candidate in &mut found {
             candidate.endpoint.mark = marks.of(candidate.address);
         }
@@ -142,29 +152,7 @@ impl<'a> Listed<'a> {
         for (family, needs) in [v4, v6].into_iter().zip(needs) {
             select(family, needs, context);
         }
-        found.into_iter().map(|candidate| (candidate.address, candidate.endpoint)).collect()
-    }
-}
-
-impl Listed<'_> {
-    /// Endpoints that lack the port, in the families whose sets are in need. `ports`: all of the Service.
-    pub fn mismatches(&self, port: &ServicePort, ports: &[ServicePort], needs: [Needs; 2]) -> Vec<PortMismatch> {
-        let needed = Family::ALL.into_iter().zip(needs).zip(&self.census).filter(|((_, needs), _)| needs.any());
-        let found = needed.filter_map(|((family, _), census)| {
-            // Where every slice has the port, nobody counts addresses.
-            let lacks = self.has_slices_without(port, family);
-            let census = lacks.then(|| census.get_or_init(|| port_names::Census::of(&self.slices, family, ports)))?;
-            census.mismatch(port, family)
-        });
-        found.collect()
-    }
-
-    /// Whether slices of the family have endpoints, and not this port.
-    fn has_slices_without(&self, port: &ServicePort, family: Family) -> bool {
-        let has_endpoints = |slice: &&&Slice| slice.family == family && !slice.endpoints.is_empty();
-        let at = self.by_port.get(&(port.name.as_str(), port.protocol)).into_iter().flatten();
-        let with = at.map(|(index, _)| &self.slices[*index]).filter(has_endpoints).count();
-        with < self.slices.iter().filter(has_endpoints).count()
+        (found.into_iter().map(|candidate| (candidate.address, candidate.endpoint)).collect(), pairs.problems())
     }
 }
 
@@ -173,10 +161,17 @@ struct Candidate<'a> {
     address: SocketAddr,
     endpoint: DesiredEndpoint,
     listed: &'a Endpoint,
+    slice: &'a Slice,
 }
 
 impl<'a> Candidate<'a> {
-    fn new(listed: &'a Endpoint, port: u16, options: Option<&ServiceOptions>, context: &NodeContext) -> Self {
+    fn new(
+        listed: &'a Endpoint,
+        slice: &'a Slice,
+        port: u16,
+        options: Option<&ServiceOptions>,
+        context: &NodeContext,
+    ) -> Self {
         let state = match (listed.ready, listed.terminating) {
             (true, _) => EndpointState::Ready,
             (false, true) => EndpointState::Terminating,
@@ -193,17 +188,22 @@ impl<'a> Candidate<'a> {
             weight: options.map_or(1, |options| options.weight(listed.address, listed.zone.as_deref())),
             mark: Mark::None,
         };
-        Self { address: SocketAddr::new(listed.address, port), endpoint, listed }
+        Self { address: SocketAddr::new(listed.address, port), endpoint, listed, slice }
     }
 
-    /// Among those of one address: a ready one first, then the local one; then the pod that runs before the one that ends and whose address it has;
-    /// then the best. Hints come last, so that equals are equal in all that matters.
+    fn entry(&self) -> Entry<'a> {
+        Entry { address: self.address, listed: self.listed, slice: self.slice, is_here: self.endpoint.local }
+    }
+
+    /// Among those of one address: a ready one first, then that of the newer slice, then the local one; then the pod that runs before the one that
+    /// ends and whose address it has; then the best. Hints come last, so that equals are equal in all that matters.
     fn precedence(&self) -> impl Ord + '_ {
         let (endpoint, listed) = (self.endpoint, self.listed);
         let is_unready = endpoint.state != EndpointState::Ready;
         (
-            (is_unready, Reverse(endpoint.local), listed.terminating, endpoint.state, Reverse(endpoint.serving)),
-            (Reverse(endpoint.uid_hash), listed.hint_nodes(), listed.hint_zones(), &listed.zone),
+            (is_unready, Reverse(self.slice.created_s), Reverse(endpoint.local), listed.terminating, endpoint.state),
+            (Reverse(endpoint.serving), Reverse(endpoint.uid_hash), listed.hint_nodes(), listed.hint_zones()),
+            (&listed.zone, &self.slice.name),
         )
     }
 }

@@ -21,6 +21,8 @@ fn endpoint(node: &str, ready: bool) -> Endpoint {
 fn slice(endpoint: Endpoint) -> Slice {
     Slice {
         changed_at: None,
+        created_s: None,
+        refused: None,
         name: ObjectName::new("default", "web-1"),
         service: "web".into(),
         family: Family::V4,
@@ -35,7 +37,7 @@ fn of(slices: &[&Slice], node_name: Option<&str>) -> DesiredEndpoint {
     let needs = [Needs { cluster: true, local: true }, Needs::default()];
     let key = PortKey { service: ObjectName::new("default", "web"), port: 80, protocol: Protocol::Tcp };
     let marks = Marks::default();
-    let found = Listed::new(slices.to_vec()).of_port(&port, needs, None, &context, &marks.of_port(&key));
+    let (found, _) = Listed::new(slices.to_vec()).of_port(&port, needs, None, &context, &marks.of_port(&key));
     assert_eq!(found.len(), 1);
     *found.values().next().unwrap()
 }
@@ -60,6 +62,24 @@ fn of_two_entries_that_are_as_ready_the_local_one_counts() {
             let found = of(&slices, Some("n1"));
             assert_eq!((found.local, found.in_cluster_set, found.in_local_set), (true, ready, ready));
         }
+    }
+}
+
+/// Where both are as ready, the newer slice counts, wherever its endpoint is; without a time a slice is older than any.
+#[test]
+fn of_two_entries_that_are_as_ready_the_newer_slice_counts() {
+    for ready in [true, false] {
+        let here = Slice { created_s: Some(1), ..slice(endpoint("n1", ready)) };
+        let there = Slice { created_s: Some(2), ..slice(endpoint("n2", ready)) };
+        let timeless = slice(endpoint("n1", ready));
+        for slices in [[&here, &there], [&there, &here], [&timeless, &there], [&there, &timeless]] {
+            assert!(!of(&slices, Some("n1")).local);
+        }
+    }
+    let ready = Slice { created_s: Some(1), ..slice(endpoint("n2", true)) };
+    let newer = Slice { created_s: Some(2), ..slice(endpoint("n1", false)) };
+    for slices in [[&ready, &newer], [&newer, &ready]] {
+        assert_eq!(of(&slices, Some("n1")).state, EndpointState::Ready);
     }
 }
 
@@ -89,7 +109,8 @@ fn an_address_of_this_node_is_its_own_and_no_part_of_its_set() {
     let unnamed = Endpoint { node: None, ..endpoint("n1", true) };
     let here = NodeContext { addresses: [unnamed.address].into(), ..NodeContext::default() };
     for (context, own) in [(here, true), (NodeContext::default(), false)] {
-        let found = Candidate::new(&unnamed, 80, None, &context).endpoint;
+        let slice = slice(unnamed.clone());
+        let found = Candidate::new(&unnamed, &slice, 80, None, &context).endpoint;
         assert_eq!((found.local, found.own_address), (false, own));
     }
     let found = of(&[&slice(unnamed)], Some("n1"));
@@ -106,7 +127,7 @@ fn a_set_that_no_frontend_uses_is_empty() {
         let key = PortKey { service: ObjectName::new("default", "web"), port: 80, protocol: Protocol::Tcp };
         let marks = Marks::default();
         let needs = [needs, Needs::default()];
-        let found = listed.of_port(&port, needs, None, &context, &marks.of_port(&key));
+        let (found, _) = listed.of_port(&port, needs, None, &context, &marks.of_port(&key));
         found.values().map(|endpoint| (endpoint.in_cluster_set, endpoint.in_local_set)).collect::<Vec<_>>()
     };
     assert_eq!(in_sets(Needs { cluster: true, local: false }), [(true, false)]);

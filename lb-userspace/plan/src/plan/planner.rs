@@ -46,8 +46,10 @@ pub struct Planner {
     desired: Desired,
     /// Service ports whose endpoints are checked.
     checked: BTreeSet<PortKey>,
-    /// Service ports that endpoints lack.
-    mismatched: BTreeSet<PortKey>,
+    /// Service ports with problems of their endpoints.
+    troubled: BTreeSet<PortKey>,
+    /// They are not those that were asked for last.
+    has_new_problems: bool,
     shares: Shares,
     hold: Hold,
     /// Nothing was planned yet.
@@ -66,7 +68,8 @@ impl Planner {
             refusals: BTreeMap::new(),
             desired: Desired::default(),
             checked: BTreeSet::new(),
-            mismatched: BTreeSet::new(),
+            troubled: BTreeSet::new(),
+            has_new_problems: true,
             hold: Hold::default(),
             is_fresh: true,
         }
@@ -133,9 +136,14 @@ impl Planner {
         self.checked.iter().filter_map(|key| self.desired.services.get_key_value(key))
     }
 
-    /// Service ports that some or all endpoints of their slices lack: few among many.
-    pub fn mismatched(&self) -> impl Iterator<Item = (&PortKey, &DesiredService)> {
-        self.mismatched.iter().filter_map(|key| self.desired.services.get_key_value(key))
+    /// Service ports with [`DesiredService::problems`].
+    pub fn troubled(&self) -> impl Iterator<Item = (&PortKey, &DesiredService)> {
+        self.troubled.iter().filter_map(|key| self.desired.services.get_key_value(key))
+    }
+
+    /// Whether problems of endpoints came, went or changed since this was asked last.
+    pub fn take_new_problems(&mut self) -> bool {
+        std::mem::take(&mut self.has_new_problems)
     }
 
     /// Plans what differs between the last snapshot and this one, at the same place, and the services that are `dirty` besides.
@@ -317,14 +325,16 @@ impl Planner {
         for key in gone {
             services.remove(&key);
             self.checked.remove(&key);
-            self.mismatched.remove(&key);
+            self.has_new_problems |= self.troubled.remove(&key);
             changes.services.insert(key);
         }
         for (key, port) in ports {
             if services.get(&key) != Some(&port) {
                 changes.services.insert(key.clone());
-                let lists = [&mut self.checked, &mut self.mismatched];
-                for (list, is_in) in lists.into_iter().zip([port.check.is_some(), !port.mismatches.is_empty()]) {
+                let known = services.get(&key).map_or(&[][..], |port| &port.problems);
+                self.has_new_problems |= known != port.problems;
+                let lists = [&mut self.checked, &mut self.troubled];
+                for (list, is_in) in lists.into_iter().zip([port.check.is_some(), !port.problems.is_empty()]) {
                     let _ = if is_in { list.insert(key.clone()) } else { list.remove(&key) };
                 }
                 services.insert(key, port);

@@ -136,9 +136,11 @@ impl Draft<'_, '_> {
         }
         let key = PortKey { service: self.service.name.clone(), port: port.port, protocol: port.protocol };
         let marks = self.context.marks.of_port(&key);
-        let endpoints = self.listed.of_port(port, needs, options, self.context, &marks);
-        let mismatches = self.listed.mismatches(port, &self.service.ports, needs);
+        let (endpoints, pairs) = self.listed.of_port(port, needs, options, self.context, &marks);
         let filled = Family::ALL.map(|family| filled(&endpoints, family));
+        let sets = [0, 1].map(|family| (needs[family], filled[family]));
+        let mut problems = self.listed.problems(port, self.service, sets, &endpoints, self.context);
+        problems.extend(pairs);
         let mut guarded = [false; 2];
         for (frontend, used) in &mut uses {
             let family = Family::of(frontend.address);
@@ -166,7 +168,7 @@ impl Draft<'_, '_> {
             frontends: uses,
             endpoints,
             sources: guarded.flat_map(|family| self.guard.ranges(family)).collect(),
-            mismatches,
+            problems,
         }
     }
 

@@ -104,8 +104,8 @@ fn the_plan_is_what_the_rules_say_however_it_came_about() {
             prop_assert_eq!(&changes.vips, &differing.collect::<BTreeSet<_>>());
             prop_assert!(changes.health_checks || before.health_checks == after.health_checks);
             prop_assert!(changes.refusals || before.refusals == after.refusals);
-            let lacking = after.services.iter().filter(|(_, port)| !port.mismatches.is_empty()).map(|(key, _)| key);
-            prop_assert!(planner.mismatched().map(|(key, _)| key).eq(lacking));
+            let lacking = after.services.iter().filter(|(_, port)| !port.problems.is_empty()).map(|(key, _)| key);
+            prop_assert!(planner.troubled().map(|(key, _)| key).eq(lacking));
             let input = PlanInput { snapshot: &cluster.snapshot, facts: &cluster.facts, settings: &settings };
             prop_assert_eq!(view(after), input.view());
         }

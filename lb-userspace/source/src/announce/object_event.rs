@@ -59,6 +59,15 @@ impl ObjectEvent {
         Self::about(&format!("Service {service}"), "BackendUnhealthy", format!("{}: {endpoint} {what}", port(service)))
     }
 
+    /// About a service port that has no endpoint, or two where there is one. `family`: in which.
+    pub fn of_endpoints(service: &str, port: &str, family: &str, found: &str, remedy: &str) -> Option<Self> {
+        Self::about(
+            &format!("Service {service}"),
+            "EndpointProblem",
+            format!("port {port}, {family}: {found}; {remedy}"),
+        )
+    }
+
     /// About a node whose agent gets errors from the API in place of what it follows.
     pub fn of_api_error(node: &str, resource: &str, error: ApiError) -> Option<Self> {
         let (reason, what) = match error {

@@ -100,7 +100,7 @@ mod tests {
                 .into_iter()
                 .collect(),
             sources: BTreeSet::new(),
-            mismatches: Vec::new(),
+            problems: Vec::new(),
         };
         let mut desired = Desired::default();
         desired.vips.insert("10.96.0.9".parse().expect("valid"), Vip { flags: 0 });

@@ -10,13 +10,14 @@ use tokio::time::Instant;
 
 use crate::agent::clock;
 use crate::agent::ejections::Ejections;
+use crate::agent::endpoint_events::EndpointEvents;
 use crate::agent::logged_problems::LoggedProblems;
 use crate::agent::marks::Unhealthy;
 use crate::agent::object_events::ObjectEvents;
 use crate::agent::state::Progress;
 use crate::observe::metrics::Metrics;
 use crate::observe::report::{
-    AuditReport, FillReport, HealthCheckReport, PassReport, PortMismatchReport, ShortageReport, SweepReport,
+    AuditReport, EndpointProblemReport, FillReport, HealthCheckReport, PassReport, ShortageReport, SweepReport,
 };
 use crate::observe::status::shortage;
 use lb_model::{Monotonic, ObjectName, Snapshot};
@@ -28,6 +29,7 @@ pub(in crate::agent) struct Reports {
     progress: watch::Sender<Progress>,
     metrics: Metrics,
     object_events: ObjectEvents,
+    endpoint_events: EndpointEvents,
     /// Failures and refusals of runs that were logged.
     run_problems: LoggedProblems,
     /// Failures of the sweep that were logged.
@@ -51,7 +53,17 @@ pub(super) struct Beat {
 impl Reports {
     pub fn new(progress: watch::Sender<Progress>, metrics: Metrics, object_events: ObjectEvents) -> Self {
         let (run_problems, sweep_problems, port_problems, shortages) = Default::default();
-        Self { progress, metrics, object_events, run_problems, sweep_problems, port_problems, shortages }
+        let endpoint_events = EndpointEvents::default();
+        Self {
+            progress,
+            metrics,
+            object_events,
+            endpoint_events,
+            run_problems,
+            sweep_problems,
+            port_problems,
+            shortages,
+        }
     }
 
     /// Whether the tables have held a snapshot since the start.
@@ -84,13 +96,11 @@ impl Reports {
         });
     }
 
-    /// Service ports that endpoints lack, and how many there are.
-    pub(super) fn port_mismatches(&self, (listed, count): (Vec<PortMismatchReport>, u64)) {
-        self.progress.send_if_modified(|progress| {
-            let tables = &mut progress.tables;
-            let changed = tables.port_mismatches != listed || tables.mismatched != count;
-            (tables.port_mismatches, tables.mismatched) = (listed, count);
-            changed
+    /// What is the matter with endpoints of service ports, and how often something is.
+    pub(super) fn endpoint_problems(&mut self, (listed, count): (Vec<EndpointProblemReport>, u64)) {
+        self.endpoint_events.set(&listed, Instant::now());
+        self.progress.send_modify(|progress| {
+            (progress.tables.endpoint_problems, progress.tables.endpoint_problem_count) = (listed, count);
         });
     }
 
@@ -133,6 +143,7 @@ impl Reports {
 
     /// What changes more slowly than the tables.
     pub(super) fn slow_parts(&mut self, beat: Beat) {
+        self.object_events.of_endpoints(self.endpoint_events.lasting(Instant::now()));
         self.shortages.warn(beat.shortages.iter().map(shortage).collect());
         self.progress.send_modify(|progress| {
             progress.tables.unread_maintenance = beat.unread_maintenance;

@@ -5,32 +5,34 @@ use lb_common::abi::backend_state;
 use super::memory::{Memory, key};
 use super::{Explanation, Reported, at_beside, candidate, outcome};
 use crate::explain::{Seen, packet, text};
-use crate::observe::report::{OtherPortReport, PortMismatchReport, Report, SourceReport, TablesReport};
+use crate::observe::report::{EndpointProblemReport, Report, SourceReport, TablesReport};
+use lb_plan::plan::Cause;
 
 const GONE: &str = "draining: its endpoint is gone from every slice";
 const NO_ENDPOINT: &str = "draining: no endpoint of the service port any more";
 const OTHER_PORT: &str = "draining: no slice has its endpoint with port `http`";
 
-/// Three endpoints of the port `htpp`, and so many more of the right one.
-fn mismatch(matching: u64) -> PortMismatchReport {
-    PortMismatchReport {
+/// Three endpoints of the port `htpp`, and perhaps others of the right one.
+fn mismatch(partial: bool) -> EndpointProblemReport {
+    EndpointProblemReport {
         namespace: "demo".into(),
         name: "web".into(),
         port: 80,
         protocol: "TCP".into(),
         port_name: "http".into(),
         family: "IPv4".into(),
-        endpoints: 3 + matching,
-        matching,
-        others: vec![OtherPortReport { name: "htpp".into(), protocol: "TCP".into(), endpoints: 3 }],
-        more: 0,
+        text: "no endpoint has the port: 3 endpoints have port `htpp`; none has `http`".into(),
+        remedy: "give both one name".into(),
+        lacks: Some("port `http`".into()),
+        partial,
+        ..EndpointProblemReport::default()
     }
 }
 
-fn report(port_mismatches: Vec<PortMismatchReport>) -> Report {
-    let mismatched = port_mismatches.len() as u64;
+fn report(endpoint_problems: Vec<EndpointProblemReport>) -> Report {
+    let endpoint_problem_count = endpoint_problems.len() as u64;
     Report {
-        tables: TablesReport { synced: true, port_mismatches, mismatched, ..TablesReport::default() },
+        tables: TablesReport { synced: true, endpoint_problems, endpoint_problem_count, ..TablesReport::default() },
         ..Report::default()
     }
 }
@@ -44,28 +46,44 @@ fn a_port_that_no_endpoint_has_is_the_reason() {
     let mut memory = Memory::serving(0);
     memory.put_backend(4, backend_state::DRAINING, 0);
     for seen in [Seen::PodIn, Seen::Socket] {
-        let known = || report(vec![mismatch(0)]).into();
+        let known = || report(vec![mismatch(false)]).into();
         let explained = at_beside(&memory, seen, packet(&memory, key()), known());
         assert_eq!(outcome(&explained).0, "refuse");
-        assert_eq!(explained.port_mismatch, Some(mismatch(0)));
+        assert_eq!(explained.endpoint_problems, [mismatch(false)]);
         assert_eq!(explained.change, "port `http` in the slices of demo/web");
         assert_eq!(candidate(&explained, 4).reason, OTHER_PORT);
         let rows = text::rows(&explained, None);
         let row = rows.iter().find(|(label, _)| *label == "ENDPOINTS").expect("a reason");
-        assert_eq!(row.1, "3 endpoints have port `htpp`; none has `http`");
+        assert_eq!(row.1, "no endpoint has the port: 3 endpoints have port `htpp`; none has `http`");
     }
     // Without the agent, and of another service, family, port or protocol, no such reason is given.
     let others = [
-        PortMismatchReport { name: "other".into(), ..mismatch(0) },
-        PortMismatchReport { family: "IPv6".into(), ..mismatch(0) },
-        PortMismatchReport { port: 81, ..mismatch(0) },
-        PortMismatchReport { protocol: "UDP".into(), ..mismatch(0) },
+        EndpointProblemReport { name: "other".into(), ..mismatch(false) },
+        EndpointProblemReport { family: "IPv6".into(), ..mismatch(false) },
+        EndpointProblemReport { port: 81, ..mismatch(false) },
+        EndpointProblemReport { protocol: "UDP".into(), ..mismatch(false) },
     ];
     for (reported, reason) in [(Reported::default(), NO_ENDPOINT), (report(others.to_vec()).into(), GONE)] {
         let explained = said(&memory, reported);
-        assert_eq!((&explained.port_mismatch, explained.change.as_str()), (&None, "a ready endpoint of demo/web"));
+        assert_eq!(
+            (&*explained.endpoint_problems, explained.change.as_str()),
+            (&[][..], "a ready endpoint of demo/web")
+        );
         assert_eq!(candidate(&explained, 4).reason, reason);
         assert!(text::rows(&explained, None).iter().all(|(label, _)| *label != "ENDPOINTS"));
+    }
+}
+
+#[test]
+fn each_cause_is_a_row_with_its_remedy() {
+    let memory = Memory::serving(0);
+    for cause in Cause::ALL {
+        let (text, remedy) = (cause.phrase().to_owned(), cause.remedy().to_owned());
+        let problem = EndpointProblemReport { text, remedy, lacks: None, ..mismatch(false) };
+        let explained = said(&memory, report(vec![problem]).into());
+        let rows = text::rows(&explained, None);
+        let of = |label: &str| rows.iter().find(|row| row.0 == label).map(|row| row.1.as_str());
+        assert_eq!((of("ENDPOINTS"), of("REMEDY")), (Some(cause.phrase()), Some(cause.remedy())));
     }
 }
 
@@ -85,10 +103,10 @@ fn an_endpoint_is_gone_from_every_slice_only_if_that_is_known() {
     assert_eq!(of(|report| report.tables.refused = 1), NO_ENDPOINT);
     assert_eq!(of(|report| report.tables.synced = false), NO_ENDPOINT);
     assert_eq!(of(|report| report.tables.pending.slices = 1), NO_ENDPOINT);
-    assert_eq!(of(|report| report.tables.mismatched = 1), NO_ENDPOINT);
+    assert_eq!(of(|report| report.tables.endpoint_problem_count = 1), NO_ENDPOINT);
     // Other endpoints have the port, and serve.
-    let explained = said(&memory, report(vec![mismatch(1)]).into());
-    assert_eq!((candidate(&explained, 4).reason.as_str(), &explained.port_mismatch), (OTHER_PORT, &None));
+    let explained = said(&memory, report(vec![mismatch(true)]).into());
+    assert_eq!((candidate(&explained, 4).reason.as_str(), &*explained.endpoint_problems), (OTHER_PORT, &[][..]));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{FamilyContents, Inventory, backend_stat_kind, health_of, ip, is_unhealthy, state_name};
 use crate::observe::connect_time::ConnectTimeView;
-use crate::observe::report::PortMismatchReport;
+use crate::observe::report::EndpointProblemReport;
 use lb_model::Scheduler;
 
 /// A service port.
@@ -33,10 +33,9 @@ pub struct ServiceView {
     pub rate_limit: Option<RateLimitView>,
     /// How long its backends took to answer SYNs, those that it had before included; null: nothing was measured.
     pub connect_time: Option<ConnectTimeView>,
-    /// Why it has no backend in a family, if the reason is that the slices have endpoints with other ports; absent: no such reason, or no agent
-    /// answers.
+    /// Why it has no endpoint in a family, and which entries of its slices have one address; absent: nothing is the matter, or no agent answers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub port_mismatches: Vec<PortMismatchReport>,
+    pub endpoint_problems: Vec<EndpointProblemReport>,
     #[serde(skip)]
     pub port_name: String,
     /// Flows that were given a backend, ever.
@@ -160,12 +159,12 @@ impl BackendOfService {
 }
 
 impl ServiceView {
-    /// Takes those that the agent knows of this service port, and that leave it without an endpoint.
-    pub fn take_mismatches(&mut self, known: &[PortMismatchReport]) {
-        let is_own = |one: &&PortMismatchReport| {
-            one.is_total() && one.is_of(&self.namespace, &self.name, self.port, self.protocol)
+    /// Takes those that the agent knows of this service port.
+    pub fn take_problems(&mut self, known: &[EndpointProblemReport]) {
+        let is_own = |one: &&EndpointProblemReport| {
+            !one.partial && one.is_of(&self.namespace, &self.name, self.port, self.protocol)
         };
-        self.port_mismatches = known.iter().filter(is_own).cloned().collect();
+        self.endpoint_problems = known.iter().filter(is_own).cloned().collect();
     }
 }
 
@@ -258,7 +257,7 @@ impl Inventory<'_> {
             affinity_timeout_s: 0,
             rate_limit: None,
             connect_time: None,
-            port_mismatches: Vec::new(),
+            endpoint_problems: Vec::new(),
             connect_times: self.connect_times(stat_kind::SERVICE, id).map(|times| Box::new(*times)).unwrap_or_default(),
             selected: SELECTIONS.into_iter().map(count).sum(),
             began: self.began(stat_kind::SERVICE, id),

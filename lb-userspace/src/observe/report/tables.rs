@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use lb_common::abi::BackendState;
 use serde::{Deserialize, Serialize};
 
-use super::PortMismatchReport;
+use super::EndpointProblemReport;
 use lb_plan::sweep::Client;
 
 /// The tables, as the agent that writes them knows them.
@@ -63,11 +63,11 @@ pub struct TablesReport {
     pub shortages: Vec<ShortageReport>,
     /// Cluster IPs that a link of this node has: the node answers there by itself.
     pub local_cluster_ips: BTreeSet<IpAddr>,
-    /// Service ports that some or all endpoints of their slices lack; those without any endpoint come first. At most 256, of which each namespace has
-    /// an equal share.
-    pub port_mismatches: Vec<PortMismatchReport>,
+    /// Why service ports have no endpoint, and what else is the matter with their endpoints, what is wrong first. At most 256, of which each
+    /// namespace has an equal share.
+    pub endpoint_problems: Vec<EndpointProblemReport>,
     /// How many there are.
-    pub mismatched: u64,
+    pub endpoint_problem_count: u64,
 }
 
 /// What was short for a new connection of a service port.

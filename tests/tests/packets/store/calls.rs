@@ -55,6 +55,8 @@ fn many(count: u32) -> Snapshot {
         };
         let slice = Slice {
             changed_at: None,
+            created_s: None,
+            refused: None,
             name: name.clone(),
             service: name.name.clone(),
             family: Family::V4,

@@ -10,25 +10,64 @@ const OTHERS_MAX: usize = 8;
 
 /// Slices of a Service that have endpoints, but not this port of the Service, in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortMismatch {
-    pub family: Family,
+pub(super) struct PortMismatch {
     /// The endpoints of the slices, in any state.
     pub endpoints: usize,
     /// Those of them that have the port; 0: the service port has no endpoint.
     pub matching: usize,
     /// Ports of the endpoints that the Service lacks, by name; those of its other ports, if there are no such ones. At most eight.
-    pub others: Vec<OtherPort>,
+    others: Vec<OtherPort>,
     /// How many more other ports there are.
-    pub more: usize,
+    more: usize,
 }
 
 /// A port that endpoints have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OtherPort {
+struct OtherPort {
     /// Empty: none.
-    pub name: String,
-    pub protocol: Protocol,
-    pub endpoints: usize,
+    name: String,
+    protocol: Protocol,
+    endpoints: usize,
+}
+
+impl PortMismatch {
+    /// The port that the slices lack, in words.
+    pub fn wanted(&self, port: &ServicePort) -> String {
+        self.words(&port.name, port.protocol, port.protocol)
+    }
+
+    /// Which ports the endpoints have, and which they lack: `` 3 endpoints have port `htpp`; none has `http` ``.
+    pub fn found(&self, port: &ServicePort) -> String {
+        let one = |(index, other): (usize, &OtherPort)| {
+            let noun = match (index, other.endpoints) {
+                (0, 1) => " endpoint has",
+                (0, _) => " endpoints have",
+                (_, 1) => " has",
+                _ => " have",
+            };
+            format!("{}{noun} {}", other.endpoints, self.words(&other.name, other.protocol, port.protocol))
+        };
+        let mut found: Vec<String> = self.others.iter().enumerate().map(one).collect();
+        match (self.others.len(), self.endpoints) {
+            (0, 1) => found.push("1 endpoint has no port".to_owned()),
+            (0, count) => found.push(format!("{count} endpoints have no port")),
+            _ if self.more > 0 => found.push(format!("and {} more ports", self.more)),
+            _ => {}
+        }
+        let wanted = self.wanted(port);
+        format!("{}; none has {}", found.join(", "), wanted.strip_prefix("port ").unwrap_or(&wanted))
+    }
+
+    /// A port in words, with its protocol where names alone do not tell the ports apart.
+    fn words(&self, name: &str, protocol: Protocol, own: Protocol) -> String {
+        let is_told = self.others.iter().any(|other| other.protocol != own);
+        match (name, is_told) {
+            ("", false) => "a port without a name".to_owned(),
+            ("", true) => format!("a {protocol} port without a name"),
+            (_, false) => format!("port `{name}`"),
+            (_, true) => format!("{protocol} port `{name}`"),
+        }
+    }
 }
 
 /// The endpoints of a Service's slices of one family, and how many of them have each port.
@@ -66,7 +105,7 @@ impl<'a> Census<'a> {
         Self { endpoints, by_port, left }
     }
 
-    pub fn mismatch(&self, port: &ServicePort, family: Family) -> Option<PortMismatch> {
+    pub fn mismatch(&self, port: &ServicePort) -> Option<PortMismatch> {
         let own = (port.name.as_str(), port.protocol);
         let matching = self.by_port.get(&own).copied().unwrap_or_default();
         if matching == self.endpoints {
@@ -82,7 +121,6 @@ impl<'a> Census<'a> {
         });
         let others_count = others().count();
         Some(PortMismatch {
-            family,
             endpoints: self.endpoints,
             matching,
             others: kept.collect(),
@@ -93,7 +131,6 @@ impl<'a> Census<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Listed, Needs};
     use super::*;
     use lb_model::{Endpoint, ObjectName, SlicePort};
 
@@ -117,20 +154,26 @@ mod tests {
             ports: ports.iter().map(port).collect(),
             endpoints: addresses.iter().map(endpoint).collect(),
             changed_at: None,
+            created_s: None,
+            refused: None,
         }
+    }
+
+    fn port(name: &str, port: u16) -> ServicePort {
+        ServicePort { name: name.into(), port, protocol: Protocol::Tcp, node_port: None }
     }
 
     /// Family, endpoints that have the port `http` of all, and the other ports.
     fn found(slices: &[Slice]) -> Vec<String> {
-        let port = |name: &str, port| ServicePort { name: name.into(), port, protocol: Protocol::Tcp, node_port: None };
-        let (ports, needs) = ([port("http", 80), port("metrics", 81)], [Needs { cluster: true, local: false }; 2]);
-        let found = Listed::new(slices.iter().collect()).mismatches(&ports[0], &ports, needs);
+        let ports = [port("http", 80), port("metrics", 81)];
+        let slices: Vec<&Slice> = slices.iter().collect();
         let other = |other: &OtherPort| format!(", {} {}/{}", other.endpoints, other.name, other.protocol);
-        let words = |one: &PortMismatch| {
+        let words = |family| {
+            let one = Census::of(&slices, family, &ports).mismatch(&ports[0])?;
             let others: String = one.others.iter().map(other).collect();
-            format!("{} {} of {}{others}", one.family, one.matching, one.endpoints)
+            Some(format!("{family} {} of {}{others}", one.matching, one.endpoints))
         };
-        found.iter().map(words).collect()
+        Family::ALL.into_iter().filter_map(words).collect()
     }
 
     const NONE: [&str; 0] = [];
@@ -170,8 +213,35 @@ mod tests {
         let names: Vec<String> = (10..30).map(|number| format!("p{number}")).collect();
         let ports: Vec<(&str, Protocol)> = names.iter().map(|name| (name.as_str(), Protocol::Tcp)).collect();
         let slice = slice(Family::V4, &["10.0.0.1"], &ports);
-        let port = ServicePort { name: "http".into(), port: 80, protocol: Protocol::Tcp, node_port: None };
-        let found = Listed::new(vec![&slice]).mismatches(&port, &[], [Needs { cluster: true, local: true }; 2]);
-        assert_eq!((found[0].others.len(), found[0].more), (OTHERS_MAX, 20 - OTHERS_MAX));
+        let found = Census::of(&[&slice], Family::V4, &[]).mismatch(&port("http", 80)).expect("no port `http`");
+        assert_eq!((found.others.len(), found.more), (OTHERS_MAX, 20 - OTHERS_MAX));
+        assert!(found.found(&port("http", 80)).ends_with(", and 12 more ports; none has `http`"));
+    }
+
+    #[test]
+    fn the_ports_that_are_there_and_the_one_that_is_not_are_named() {
+        let said = |name: &str, others: &[(&str, Protocol, usize)]| {
+            let other = |(name, protocol, endpoints): &(&str, Protocol, usize)| OtherPort {
+                name: (*name).to_owned(),
+                protocol: *protocol,
+                endpoints: *endpoints,
+            };
+            let others = others.iter().map(other).collect();
+            PortMismatch { endpoints: 3, matching: 0, others, more: 0 }.found(&port(name, 80))
+        };
+        let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);
+        assert_eq!(said("http", &[("htpp", tcp, 3)]), "3 endpoints have port `htpp`; none has `http`");
+        assert_eq!(
+            said("http", &[("htpp", tcp, 1), ("metrics", tcp, 2), ("more", tcp, 1)]),
+            "1 endpoint has port `htpp`, 2 have port `metrics`, 1 has port `more`; none has `http`"
+        );
+        assert_eq!(said("", &[("http", tcp, 3)]), "3 endpoints have port `http`; none has a port without a name");
+        assert_eq!(said("http", &[("", tcp, 3)]), "3 endpoints have a port without a name; none has `http`");
+        assert_eq!(said("dns", &[("dns", udp, 3)]), "3 endpoints have UDP port `dns`; none has TCP port `dns`");
+        assert_eq!(
+            said("", &[("", udp, 3)]),
+            "3 endpoints have a UDP port without a name; none has a TCP port without a name"
+        );
+        assert_eq!(said("http", &[]), "3 endpoints have no port; none has `http`");
     }
 }

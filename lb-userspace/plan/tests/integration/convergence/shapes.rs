@@ -84,6 +84,8 @@ pub fn slice(index: u8, shape: &SliceShape) -> Slice {
     let port = |(name, port, protocol): (&str, u16, Protocol)| SlicePort { name: name.to_owned(), port, protocol };
     Slice {
         changed_at: None,
+        created_s: None,
+        refused: None,
         name: name("slice", index),
         service: name("s", shape.service).name,
         family,

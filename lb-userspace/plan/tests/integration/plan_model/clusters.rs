@@ -200,9 +200,12 @@ fn slice() -> impl Strategy<Value = Slice> {
         1..4,
     );
     let hints = prop_oneof![2 => Just((true, true)), 2 => Just((true, false)), 3 => Just((false, false))];
-    (0u8..5, prop::bool::weighted(0.3), ports, prop::collection::vec(endpoint(), 0..6), hints, 0u8..5).prop_map(
-        |(service, v6, ports, endpoints, (zones, nodes), phase)| Slice {
+    let age = (0u8..5, prop::option::of(0i64..3));
+    (0u8..5, prop::bool::weighted(0.3), ports, prop::collection::vec(endpoint(), 0..6), hints, age).prop_map(
+        |(service, v6, ports, endpoints, (zones, nodes), (phase, created_s))| Slice {
             changed_at: None,
+            created_s,
+            refused: None,
             name: ObjectName::new("", ""),
             service: service_name(service).name,
             family: if v6 { Family::V6 } else { Family::V4 },

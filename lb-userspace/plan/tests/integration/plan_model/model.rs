@@ -255,27 +255,29 @@ impl PlanInput<'_> {
 
     /// The endpoints of a port, one for each address and number.
     fn endpoints(&self, service: &Service, port: &ServicePort, family: Family) -> BTreeMap<SocketAddr, &Endpoint> {
-        let mut listed: BTreeMap<SocketAddr, Vec<&Endpoint>> = BTreeMap::new();
+        let mut listed: BTreeMap<SocketAddr, Vec<(Option<i64>, &Endpoint)>> = BTreeMap::new();
         for slice in self.snapshot.slices.values() {
             let own = slice.name.namespace == service.name.namespace && slice.service == service.name.name;
             for at in slice.ports.iter().filter(|at| at.name == port.name && at.protocol == port.protocol) {
                 for endpoint in slice.endpoints.iter().filter(|_| own && slice.family == family) {
-                    listed.entry(SocketAddr::new(endpoint.address, at.port)).or_default().push(endpoint);
+                    let all = listed.entry(SocketAddr::new(endpoint.address, at.port)).or_default();
+                    all.push((slice.created_s, endpoint));
                 }
             }
         }
-        listed.into_iter().map(|(address, all)| (address, self.best(all))).collect()
+        listed.into_iter().map(|(address, all)| (address, self.best(&all))).collect()
     }
 
-    /// Of several entries for one endpoint: the one that is ready, the local one, the one that does not end, then any, as long
-    /// as it is always the same.
-    fn best<'e>(&self, mut all: Vec<&'e Endpoint>) -> &'e Endpoint {
+    /// Of several entries for one endpoint: the ready one, that of the newest slice, the local one, the one that does not end, then always the same.
+    fn best<'e>(&self, listed: &[(Option<i64>, &'e Endpoint)]) -> &'e Endpoint {
+        let rank = |one: &(Option<i64>, &Endpoint)| (one.1.ready, one.0);
+        let best = listed.iter().map(rank).max();
+        let mut all: Vec<&Endpoint> = listed.iter().filter(|one| Some(rank(one)) == best).map(|one| one.1).collect();
         let mut prefer = |is_better: &dyn Fn(&Endpoint) -> bool| {
             if all.iter().any(|endpoint| is_better(endpoint)) {
                 all.retain(|endpoint| is_better(endpoint));
             }
         };
-        prefer(&|endpoint| endpoint.ready);
         prefer(&|endpoint| self.is_local(endpoint));
         prefer(&|endpoint| !endpoint.terminating);
         prefer(&|endpoint| endpoint.serving);
