@@ -89,7 +89,7 @@ fn own(settings: &Settings) -> Reserved {
 }
 
 /// Host and port of a URL; `None` for a path.
-fn endpoint(origin: &str) -> Option<(String, u16)> {
+pub(super) fn endpoint(origin: &str) -> Option<(String, u16)> {
     let url: http::Uri = origin.parse().ok()?;
     let port = url.port_u16().or(match url.scheme_str()? {
         "https" => Some(443),

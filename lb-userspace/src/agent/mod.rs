@@ -4,6 +4,7 @@
 
 mod accepted;
 mod adoption;
+mod api_address;
 mod auditor;
 mod changes;
 mod checks;

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::api_address::TERMINATION_LOG;
 use super::auditor::Auditor;
 use super::descriptors::Share;
 use super::health_checks::HealthChecks;
@@ -29,7 +30,7 @@ use super::state::{Progress, State};
 use super::sweeper::Sweeper;
 use super::tables::{Beside, Reports, TableOwner};
 use super::task::{Task, spawn};
-use super::{adoption, auditor, checks, clock, facts, ring, run, sockets};
+use super::{adoption, api_address, auditor, checks, clock, facts, ring, run, sockets};
 use crate::config::{CgroupRoot, Settings, Source as Origin};
 use crate::observe::event_stream::EventStream;
 use crate::observe::health::Thresholds;
@@ -147,6 +148,11 @@ async fn with_source(
         report: checked,
         metrics: metrics.clone(),
     })));
+    let api_address = api_address::problem(&origin, settings, programmer.programmed(), |name| std::env::var(name).ok());
+    tasks.extend(api_address.map(|problem| {
+        let (status, progress) = (source.status.clone(), progress.clone());
+        spawn(async move { api_address::watch(problem, status, progress, TERMINATION_LOG.as_ref()).await })
+    }));
     let facts = facts::facts(&state.datapath.borrow().addresses, &facts::reserved(settings, &origin).await, marks);
     health_checks.follow(move || judge.is_well());
     let object_events = ObjectEvents::new(&settings.node_name, announce(settings, source.api.clone(), &mut tasks));

@@ -40,6 +40,8 @@ pub struct Progress {
     /// When the last round of the sweep ended.
     pub swept: Option<Monotonic>,
     pub node_leaving: bool,
+    /// What is wrong with the API server's address; `None`: nothing is known to be.
+    pub api_address: Option<String>,
     /// The objects in the tables.
     pub programmed: Programmed,
 }
@@ -142,7 +144,10 @@ impl State {
             node_leaving: progress.node_leaving,
             uptime_seconds: now.since(self.started).as_secs_f64(),
             kernel: kernel(&datapath),
-            source: source(&self.source.borrow(), self.proof_limit, Instant::now()),
+            source: SourceReport {
+                api_address_problem: progress.api_address.clone(),
+                ..source(&self.source.borrow(), self.proof_limit, Instant::now())
+            },
             tables: progress.report(now),
             datapath: DatapathReport::new(&datapath),
             sockets: self.sockets.as_ref().map(|totals| sockets::report(totals.read())).unwrap_or_default(),
@@ -227,6 +232,7 @@ fn source(status: &SourceStatus, proof_limit: Duration, now: Instant) -> SourceR
         refusals: status.refusals.iter().map(ToString::to_string).collect(),
         refused: status.refusals.total() as u64,
         notes: status.notes.clone(),
+        ..SourceReport::default()
     }
 }
 

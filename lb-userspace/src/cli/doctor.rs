@@ -121,10 +121,12 @@ fn agent(dirs: &AgentDirs) -> Vec<Finding> {
         }
     };
     let reported = report.datapath.problems.iter().chain(&report.datapath.warnings);
-    let reported = reported.map(|text| {
+    let parted = |level, text: &str| {
         let (found, remedy) = text.split_once("; ").unwrap_or((text, "ballast status says more"));
-        finding(Level::Warn, found.to_owned(), Some(remedy))
-    });
+        finding(level, found.to_owned(), Some(remedy))
+    };
+    let reported = reported.map(|text| parted(Level::Warn, text));
+    let address = report.source.api_address_problem.iter().map(|text| parted(Level::Fail, text));
     let local = report.tables.local_cluster_ips.iter().map(|address| Finding {
         check: "local-cluster-ips",
         level: Level::Ok,
@@ -132,7 +134,8 @@ fn agent(dirs: &AgentDirs) -> Vec<Finding> {
         remedy: None,
     });
     let troubled = endpoints(&report.tables);
-    [finding(Level::Ok, "runs".to_owned(), None)].into_iter().chain(reported).chain(local).chain(troubled).collect()
+    let runs = finding(Level::Ok, "runs".to_owned(), None);
+    [runs].into_iter().chain(address).chain(reported).chain(local).chain(troubled).collect()
 }
 
 /// Service ports without an endpoint, and addresses that two entries have.

@@ -98,6 +98,8 @@ pub struct SourceReport {
     pub api_reachable: Option<bool>,
     /// Since when that is so.
     pub api_seconds: Option<f64>,
+    /// Why nobody can answer at the API server's address, and the remedy: it is a cluster IP that nothing serves; null: no such reason is known.
+    pub api_address_problem: Option<String>,
     /// How long a watch has been dead while the API answers others; null: none is.
     pub wedged_seconds: Option<f64>,
     /// How each resource of the API is followed; empty for a file.

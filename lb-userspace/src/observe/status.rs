@@ -116,6 +116,7 @@ fn agent(lines: &mut Lines, report: &Report) {
     };
     lines.add("Source", &format!("{} {}, revision {}, {fresh}", source.kind, source.origin, source.revision));
     lines.list("", &freshness(source));
+    lines.list("API address", source.api_address_problem.as_slice());
     lines.list("Last error", source.last_error.as_slice());
     lines.list("Node", source.missing_node.as_slice());
     lines.list("Behind", report.tables.last_error.as_slice());

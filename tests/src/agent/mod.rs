@@ -43,6 +43,8 @@ pub struct Agent {
     /// `None`: that of the workspace.
     binary: Option<PathBuf>,
     arguments: Vec<String>,
+    /// Variables of its environment.
+    environment: Vec<(&'static str, String)>,
     folder: PathBuf,
     bpffs: PathBuf,
     /// Of the log and of manifests that are being written.
@@ -81,6 +83,7 @@ impl Agent {
             netns: node.netns().clone(),
             binary: None,
             arguments,
+            environment: Vec::new(),
             folder,
             bpffs: node.bpffs().to_owned(),
             home: node.run_dir().to_owned(),
@@ -95,6 +98,13 @@ impl Agent {
     pub fn built_as(mut self, binary: PathBuf) -> Self {
         self.arguments.retain(|argument| !argument.starts_with("--programs="));
         self.binary = Some(binary);
+        self
+    }
+
+    /// Gives it a variable in its environment.
+    #[must_use]
+    pub fn with_variable(mut self, name: &'static str, value: &str) -> Self {
+        self.environment.push((name, value.to_owned()));
         self
     }
 
@@ -150,7 +160,8 @@ impl Agent {
     fn command(&self) -> Result<Command> {
         let log = File::options().create(true).append(true).open(self.log_path())?;
         let mut command = self.program()?;
-        command.args(&self.arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        command.args(&self.arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         Ok(command)
     }
 

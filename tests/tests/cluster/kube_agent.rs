@@ -179,6 +179,39 @@ fn an_agent_without_its_api_programs_nothing_and_keeps_what_is_there() -> Result
     Ok(())
 }
 
+/// The kubelet's environment of pods names the API server by the cluster IP of its Service, and kube-proxy is gone.
+#[test]
+fn an_api_server_behind_a_cluster_ip_is_named_until_tables_serve_it() -> Result<()> {
+    let (fixture, cluster) = fixture("kube-cluster-ip", Families::Both)?;
+    let kubeconfig = format!("--kubeconfig={}", cluster.kubeconfig().display());
+    let by_cluster_ip = ["--source=kube", &kubeconfig, "--api-server=https://10.96.0.1"];
+    let agent = Agent::prepare(&fixture.node, &by_cluster_ip)?;
+    let mut agent = agent.with_variable("KUBERNETES_PORT", "tcp://10.96.0.1:443");
+    agent.launch()?;
+    let said = |agent: &Agent, command: &str| agent.cli(&[command]);
+    eventually("the agent names the address", SETTLE_LIMIT, || {
+        let status = said(&agent, "status").ok()?;
+        String::from_utf8_lossy(&status.stdout).contains("10.96.0.1 is a cluster IP").then_some(())
+    });
+    for command in ["status", "doctor"] {
+        let shown = String::from_utf8(said(&agent, command)?.stdout)?;
+        println!("{shown}");
+        assert!(shown.contains("10.96.0.1 is a cluster IP") && shown.contains("set --api-server"), "{shown}");
+    }
+    assert_eq!(said(&agent, "doctor")?.status.code(), Some(1));
+    assert!(agent.log().contains("set --api-server"), "{}", agent.log());
+
+    // Tables of an agent that reached the API in another way.
+    agent.restart_with(&fixture.node, &by_cluster_ip[..2])?;
+    agent.restart_with(&fixture.node, &by_cluster_ip)?;
+    let cluster_ips = cluster.create_service("web")?;
+    cluster.put_pods("web", &[&fixture.backends[0]])?;
+    answered_by(&fixture.client, &cluster_ips, &["b0"]);
+    let status = agent.json(&["status"])?;
+    assert!(status["source"]["apiAddressProblem"].is_null(), "{:#}", status["source"]);
+    Ok(())
+}
+
 /// Names of the services in the tables.
 fn services(agent: &Agent) -> Result<BTreeSet<String>> {
     let list = agent.json(&["get", "services", "-A"])?;
