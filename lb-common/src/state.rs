@@ -262,6 +262,14 @@ pub const fn lasts<const N: usize>(backend: &Backend<N>, now_ds: u32) -> bool {
         && !is_reached(backend.deadline_ds, now_ds)
 }
 
+/// Whether the drain period of its backend ends the flow, not the eviction deadline: a handshake, UDP, or a connection that is encapsulated on its
+/// way here or from here. Of that one this node, or the other one, does not see the backend's answers.
+#[inline(always)]
+pub const fn ends_with_drain_period<const N: usize>(protocol: u8, flow: &Flow<N>) -> bool {
+    let is_encapsulated = flow.port == 0 || flow.flags & flow_flags::ENCAPSULATED != 0;
+    protocol == UDP || flow.state == flow_state::HALF_OPEN || is_encapsulated
+}
+
 /// Whether any flow may still be forwarded to this backend: its drain period is not over.
 #[inline(always)]
 pub const fn keeps_flows<const N: usize>(backend: &Backend<N>, now_ds: u32) -> bool {

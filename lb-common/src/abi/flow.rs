@@ -141,7 +141,7 @@ numbered! {
         Stream, STREAM = 3, "stream";
         /// TCP, SCTP: over. Both FINs were acknowledged, or one end has reset the connection. Another connection may take its tuple.
         Closing, CLOSING = 4, "closing";
-        /// The backend is gone: each side gets a RST at its next segment.
+        /// The backend is gone: each side gets a RST at its next segment, if not from the agent before.
         Evicted, EVICTED = 5, "evicted";
         /// Another proxy's connection, from before the node's first start: the host's NAT translates it, and programs leave its packets alone. The
         /// agent removes the entries once conntrack has forgotten the connection.

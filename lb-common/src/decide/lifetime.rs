@@ -3,7 +3,7 @@
 use super::packet::Now;
 use super::share;
 use super::tables::Tables;
-use crate::abi::{Backend, Flow, FlowKey, UDP, flow_flags, flow_state};
+use crate::abi::{Backend, Flow, FlowKey, flow_flags, flow_state};
 use crate::state;
 
 /// Whether the connection was silent for too long.
@@ -64,12 +64,10 @@ impl Standing {
         }
     }
 
-    /// Whether the backend takes the packets of this connection. The drain period ends handshakes, UDP, and connections that are encapsulated on
-    /// their way here or from here: this node, or the other one, does not see the backend's answers.
+    /// Whether the backend takes the packets of this connection.
     #[inline(always)]
     pub(super) const fn takes<const N: usize>(self, protocol: u8, flow: &Flow<N>) -> bool {
-        let is_encapsulated = flow.port == 0 || flow.flags & flow_flags::ENCAPSULATED != 0;
-        if protocol == UDP || flow.state == flow_state::HALF_OPEN || is_encapsulated { self.keeps } else { self.lasts }
+        if state::ends_with_drain_period(protocol, flow) { self.keeps } else { self.lasts }
     }
 }
 

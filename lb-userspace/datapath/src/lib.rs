@@ -49,6 +49,7 @@ mod programs;
 mod publish;
 mod reconciled_tables;
 mod reports;
+pub mod resets;
 mod serving;
 mod sets;
 mod settings;

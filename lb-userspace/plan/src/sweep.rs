@@ -11,11 +11,13 @@
 //! and that one is read anew before it is taken out in its turn.
 //!
 //! **By the way** a round counts each backend's connections, since eviction from a full table runs no code and the programs' own counts drift. It
-//! also finds which ids of backends that are gone are still referred to, and which drains have no flow left.
+//! also finds which ids of backends that are gone are still referred to, and which drains have no flow left. Both ends of an established TCP connection
+//! whose backend is gone get a RST.
 
 mod clients;
 mod part;
 mod recount;
+mod reset;
 mod rounds;
 mod rules;
 mod seen;
@@ -28,14 +30,15 @@ pub use clients::{Client, Clients};
 use lb_model::Family;
 pub use part::{Part, Position, SweepContext};
 pub use recount::correction;
+pub use reset::{Reset, SendReset};
 pub use rounds::{Order, Rounds};
 pub use seen::{Counts, Seen, Start};
 
-/// Entries looked at in a second, at most; an entry taken out counts as [`REMOVAL`].
+/// Entries looked at in a second, at most; an entry taken out, or a RST, counts as [`REMOVAL`].
 pub const RATE: u64 = 50_000;
 /// Entries looked at in one go, about.
 pub const PART: usize = 1_000;
-/// Calls that an entry costs which is taken out.
+/// Calls that an entry costs which is taken out, or whose sender gets a RST.
 const REMOVAL: usize = 4;
 /// Pause between two rounds; a random fifth more or less, so that not all nodes sweep at once.
 pub const PAUSE: Duration = Duration::from_secs(5);

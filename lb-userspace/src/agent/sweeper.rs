@@ -1,5 +1,6 @@
 //! The sweep of the running agent: parts of rounds between other work, and what follows from a round that has seen everything.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Bound;
@@ -12,10 +13,13 @@ use lb_common::state::Timeouts;
 use super::clock;
 use crate::config::Settings;
 use crate::observe::report::SweepReport;
+use lb_datapath::resets::{self, ResetSender};
 use lb_model::{Family, Monotonic};
 use lb_plan::apply::{KernelStore, Programmer};
 use lb_plan::plan::{BackendId, DrainLimits, Frontend, ProgrammedState};
-use lb_plan::sweep::{Client, Clients, Counts, Order, Part, Position, Rounds, Seen, Start, SweepContext, correction};
+use lb_plan::sweep::{
+    Client, Clients, Counts, Order, Part, Position, Reset, Rounds, Seen, Start, SweepContext, correction,
+};
 use lb_tables::{ClientShares, Connections, Pinned};
 
 /// Backends whose connections are counted or corrected in one step.
@@ -31,6 +35,27 @@ enum Walk {
 
 fn behind_of(id: Option<BackendId>) -> (Bound<BackendId>, Bound<BackendId>) {
     (id.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)
+}
+
+/// Without the right to send RSTs the agent does all else.
+fn open_resets() -> Option<ResetSender> {
+    let opened = ResetSender::open();
+    let warn = |error: &io::Error| {
+        tracing::warn!(
+            "connections of backends that are gone end at their next segment, not at the eviction deadline: no raw socket: {error}; grant CAP_NET_RAW"
+        );
+    };
+    opened.inspect_err(warn).ok()
+}
+
+/// `false`: it may be sent later. One that a packet filter drops, or that has no route, is not sent at all: then the programs answer the next segment.
+fn send(sender: &ResetSender, reset: &Reset, sent: &Cell<u64>) -> bool {
+    match sender.send(reset.from, reset.to, reset.seq, reset.ack) {
+        Ok(()) => sent.set(sent.get() + 1),
+        Err(error) if resets::is_full(&error) => return false,
+        Err(error) => tracing::debug!(to = %reset.to, "a RST cannot be sent: {error}"),
+    }
+    true
 }
 
 /// Sweeps the programs' tables.
@@ -52,6 +77,10 @@ pub(super) struct Sweeper {
     room: [u32; 2],
     connections4: Connections,
     connections6: Connections,
+    /// `None`: it may not send any.
+    resets: Option<ResetSender>,
+    /// RSTs that the kernel has taken.
+    sent: Cell<u64>,
     report: SweepReport,
     lots: fn() -> u32,
 }
@@ -72,6 +101,8 @@ impl Sweeper {
             room: [maps.of::<map::Flows<4>>().capacity() / 2, maps.of::<map::Flows<16>>().capacity() / 2],
             connections4: Connections::map(&maps.of::<map::Health<4>>())?,
             connections6: Connections::map(&maps.of::<map::Health<16>>())?,
+            resets: open_resets(),
+            sent: Cell::default(),
             report: SweepReport::default(),
             lots,
         })
@@ -117,9 +148,12 @@ impl Sweeper {
                 }
             };
             self.report.looked += part.looked as u64;
+            self.report.resets = self.sent.get();
             *self.report.swept.entry(order.table.name().to_owned()).or_default() += part.removed as u64;
             let lot = (self.lots)();
-            if let Some(took) = self.rounds.done(part.looked, part.removed, part.is_last, clock::monotonic(), lot) {
+            if let Some(took) =
+                self.rounds.done(part.looked, part.removed + part.resets, part.is_last, clock::monotonic(), lot)
+            {
                 self.report.rounds += 1;
                 self.report.took_seconds = took.as_secs_f64();
                 self.report.last_error = None;
@@ -133,6 +167,7 @@ impl Sweeper {
     fn part(&mut self, order: Order, programmer: &Programmer<KernelStore>, now: Monotonic) -> io::Result<Part> {
         let programmed = programmer.programmed();
         let since_boot = now.since(Monotonic::default());
+        let send = |reset: &Reset| self.resets.as_ref().is_some_and(|sender| send(sender, reset, &self.sent));
         let look = SweepContext {
             maps: programmer.store().maps(),
             programmed,
@@ -140,6 +175,7 @@ impl Sweeper {
             now: Now { s: since_boot.as_secs().try_into().unwrap_or(u32::MAX), ds: now.to_tenths() },
             at: now,
             drain_limits: self.drain_limits,
+            send_reset: self.resets.is_some().then_some(&send),
         };
         look.part(order.table, &mut self.position, order.count, &mut self.seen)
     }

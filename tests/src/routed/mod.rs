@@ -140,6 +140,11 @@ impl Network {
         &self.backends[cell.client_node().expect("who is its own client is a pod of a node")]
     }
 
+    /// How many connections the servers have seen end by a RST.
+    pub fn broken(&self) -> u32 {
+        self.servers.iter().map(Server::broken).sum()
+    }
+
     /// The addresses that the client of this cell has; a node has others besides.
     pub fn client_addresses(&self, cell: Cell) -> Addresses {
         match cell.client {

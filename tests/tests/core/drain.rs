@@ -2,12 +2,13 @@
 //! (`--drain-max=0s`).
 
 mod answered;
+mod idle;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_tests::agent::{Endpoint, External, Manifest, Protocol, SOON, Service};
-use lb_tests::fixture::{Fixture, Pods, held_until_the_deadline, is_broken as broken};
+use lb_tests::fixture::{Ends, Fixture, Pods, held_until_the_deadline, is_broken as broken};
 use lb_tests::peers::{Datagrams, Stream, eventually};
 use lb_tests::topology::{Families, NodeOptions};
 
@@ -134,8 +135,8 @@ fn a_vanished_backend_keeps_its_connections_until_the_deadline_and_not_longer() 
     for families in Families::ALL {
         let fixture = Fixture::of(families, "drain", 2);
         let mut agent = fixture.agent(&Manifest::of([fixture.web()]), &["--drain-period", DRAIN, "--drain-max=0s"]);
-        for agent_dies in [false, true] {
-            held_until_the_deadline(&fixture, &mut agent, agent_dies);
+        for ends in [Ends::Idle, Ends::WithoutAgent] {
+            held_until_the_deadline(&fixture, &mut agent, ends);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What flows leave behind is taken out, a part at a time; what lives stays, also while packets come for it; ids come back.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Barrier;
@@ -18,7 +19,7 @@ use lb_common::state::Timeouts;
 use lb_model::{Family, Monotonic};
 use lb_plan::apply::{KernelStore, Programmer};
 use lb_plan::plan::{BackendId, DrainLimits, PlanSettings};
-use lb_plan::sweep::{PART, Rounds, Seen, Start, SweepContext};
+use lb_plan::sweep::{PART, Reset, Rounds, Seen, SendReset, Start, SweepContext};
 use lb_tables::{Connections, Pinned};
 use lb_tests::agent::{Manifest, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
@@ -77,11 +78,21 @@ fn flow(index: u16, backend: u32, state: u8, seen_s: u32) -> [Half; 2] {
     [(key, forward), (other, reply)]
 }
 
-/// Rounds by a clock that stands still but for what the rounds wait for. Returns what was taken out, by map.
+/// [`sweep_with`] without the right to send RSTs.
 fn sweep(
     maps: &Pinned,
     programmer: &Programmer<KernelStore>,
     start: Start,
+) -> Result<(Seen, Vec<(&'static str, usize)>)> {
+    sweep_with(maps, programmer, start, None)
+}
+
+/// Rounds by a clock that stands still but for what the rounds wait for. Returns what was taken out, by map.
+fn sweep_with(
+    maps: &Pinned,
+    programmer: &Programmer<KernelStore>,
+    start: Start,
+    send_reset: Option<SendReset<'_>>,
 ) -> Result<(Seen, Vec<(&'static str, usize)>)> {
     let mut rounds = Rounds::new(Monotonic::default(), 0);
     let (mut seen, mut netns, mut swept) = (Seen::new(start, 0), None, Vec::new());
@@ -92,6 +103,7 @@ fn sweep(
         now: Now { s: NOW, ds: NOW * 10 },
         at: Monotonic::from_duration(Duration::from_secs(NOW.into())),
         drain_limits: DrainLimits { period: Duration::from_secs(30), max: Duration::ZERO },
+        send_reset,
     };
     loop {
         let now = rounds.due();
@@ -178,6 +190,37 @@ fn what_is_over_goes_and_what_lives_stays() -> Result<()> {
         let (_, swept) = sweep(&maps, &programmer, Start { established: [taken, 0], ..Start::default() })?;
         assert_eq!(swept, expected, "{taken} entries");
     }
+    Ok(())
+}
+
+/// The backend is in no table. One that the socket has no room for is sent in the next round.
+#[test]
+fn each_end_of_a_connection_whose_backend_is_gone_gets_one_rst() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let (maps, programmer) = (pin_maps(dir.path())?, programmer(dir.path())?);
+    for ((key, half), (next, ack)) in flow(1, 7, flow_state::OPEN, LONG_AGO).into_iter().zip([(100, 200), (200, 100)]) {
+        maps.of::<map::Flows<4>>().put(&key, &Flow { next, ack, ..half })?;
+    }
+    let reset = |from: &str, to: &str, seq, ack| -> Result<Reset> {
+        Ok(Reset { from: from.parse()?, to: to.parse()?, seq, ack })
+    };
+    let due = BTreeSet::from([
+        reset("10.96.0.1:80", "10.1.0.1:1001", 200, 100)?,
+        reset("10.1.0.1:1001", "10.2.0.1:8080", 100, 200)?,
+    ]);
+    for (has_room, expected) in [(false, due.clone()), (true, due), (true, BTreeSet::new())] {
+        let sent = RefCell::new(BTreeSet::new());
+        let send = |reset: &Reset| {
+            assert!(sent.borrow_mut().insert(*reset), "twice in a round: {reset:?}");
+            has_room
+        };
+        // Silent for longer than any timeout of an ended connection: it stays until both ends have theirs.
+        let start = Start { gone: [BackendId { family: Family::V4, id: 7 }].into(), ..Start::default() };
+        let (_, swept) = sweep_with(&maps, &programmer, start, Some(&send))?;
+        assert_eq!((sent.into_inner(), swept), (expected, vec![]));
+    }
+    let left = maps.of::<map::Flows<4>>().read()?;
+    assert!(left.len() == 2 && left.iter().all(|(_, flow)| flow.state == flow_state::EVICTED), "{left:?}");
     Ok(())
 }
 

@@ -4,13 +4,13 @@ use std::{any::Any, io, net::IpAddr};
 
 use aya::Pod;
 use lb_common::{
-    abi::{Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, UDP, flow_flags, flow_state},
+    abi::{Affinity, AffinityKey, Flow, FlowKey, HalfOpen, SocketKey, SocketPeer, TCP, UDP, flow_state},
     decide::{Now, is_pair, pair_key},
     map,
-    state::Timeouts,
+    state::{Timeouts, ends_with_drain_period},
 };
 
-use super::{Seen, SweptKind, SweptTable, rules};
+use super::{Seen, SendReset, SweptKind, SweptTable, reset, rules};
 use crate::plan::{BackendId, DrainLimits, Frontend, ProgrammedState};
 use lb_model::{Family, Monotonic};
 use lb_tables::{Cursor, Pinned, Table};
@@ -20,6 +20,8 @@ use lb_tables::{Cursor, Pinned, Table};
 pub struct Part {
     pub looked: usize,
     pub removed: usize,
+    /// RSTs that were done with.
+    pub resets: usize,
     /// The table has no more.
     pub is_last: bool,
 }
@@ -35,6 +37,8 @@ pub struct SweepContext<'a> {
     pub at: Monotonic,
     /// Of services that have none of their own.
     pub drain_limits: DrainLimits,
+    /// `None`: the ends of connections whose backend is gone get their RST from the programs, at their next segment.
+    pub send_reset: Option<SendReset<'a>>,
 }
 
 /// Where a table's reader is, whatever its keys; empty at the start of each table.
@@ -83,7 +87,11 @@ impl SweepContext<'_> {
     {
         let has_room = seen.has_room(family, table.capacity());
         let timeouts = if has_room { self.timeouts.with_room() } else { *self.timeouts };
-        pass(table, position, count, |key, flow| {
+        let mut resets = 0;
+        let part = pass(table, position, count, |key, flow| {
+            let ended = if self.owes_reset(key, flow, family) { self.reset(table, key, family)? } else { None };
+            resets += usize::from(ended.is_some());
+            let flow = ended.as_ref().unwrap_or(flow);
             // Nothing more is forwarded to a backend that is gone: its connections are over when they fall silent.
             let is_gone = seen.is_gone(BackendId { family, id: flow.backend });
             let is_silent = |key: &FlowKey<N>, flow: &Flow<N>| {
@@ -108,7 +116,39 @@ impl SweepContext<'_> {
             seen.established[usize::from(family == Family::V6)] += u32::from(key.protocol != UDP);
             seen.masqueraded += u64::from(rules::is_masqueraded(key, flow));
             Ok(false)
-        })
+        })?;
+        Ok(Part { resets, ..part })
+    }
+
+    /// Whether this round is to send the sender of the direction a RST.
+    fn owes_reset<const N: usize>(&self, key: &FlowKey<N>, flow: &Flow<N>, family: Family) -> bool {
+        let backend = || self.programmed.backends().get(BackendId { family, id: flow.backend });
+        self.send_reset.is_some() && reset::is_owed(key, flow, backend(), self.at)
+    }
+
+    /// Sends the sender of the direction its RST. Returns the entry after that; `None`: none was sent. The entry is written first: its sender may begin
+    /// another connection on the tuple once it has the RST.
+    fn reset<const N: usize>(
+        &self,
+        table: &Table<FlowKey<N>, Flow<N>>,
+        key: &FlowKey<N>,
+        family: Family,
+    ) -> io::Result<Option<Flow<N>>>
+    where
+        IpAddr: From<[u8; N]>,
+    {
+        // It was read with many others, and their RSTs take a while.
+        let Some(flow) = table.get(key)?.filter(|flow| self.owes_reset(key, flow, family)) else { return Ok(None) };
+        let after = reset::after(&flow, self.now.s);
+        if !table.replace(key, &after)? {
+            return Ok(None);
+        }
+        if self.send_reset.is_some_and(|send| send(&reset::reset(key, &flow))) {
+            return Ok(Some(after));
+        }
+        // The next round tries again.
+        table.replace(key, &Flow { next: flow.next, ack: flow.ack, ..after })?;
+        Ok(None)
     }
 
     /// The frontend that the flow came by, if it is no more.
@@ -127,13 +167,12 @@ impl SweepContext<'_> {
         let record = self.programmed.backends().get(BackendId { family, id: flow.backend });
         let own = record.map(|record| self.programmed.services().own_drain_limits(record.service)).unwrap_or_default();
         let DrainLimits { period, max } = own.or(self.drain_limits);
-        let is_encapsulated = flow.port == 0 || flow.flags & flow_flags::ENCAPSULATED != 0;
-        let limit = if is_encapsulated { period } else { period.max(max) };
+        let limit = if ends_with_drain_period(TCP, flow) { period } else { period.max(max) };
         seen.unserved(frontend, self.at) + limit <= self.at
     }
 
     /// The flow came by a frontend that is no more. UDP goes with it: its next packet finds no service. TCP goes on for the longest drain;
-    /// then each side gets a RST at its next segment. True if the entry was taken out.
+    /// then each side gets a RST at its next segment, or from the next round. True if the entry was taken out.
     fn drain<const N: usize>(
         &self,
         table: &Table<FlowKey<N>, Flow<N>>,
@@ -261,7 +300,7 @@ fn pass<K: Pod + Send, V: Pod>(
     let own = position.take().and_then(|position| position.downcast::<Cursor<K>>().ok());
     let mut cursor = own.unwrap_or_else(|| Box::new(table.cursor()));
     let (keys, values) = table.read_part(&mut cursor, count)?;
-    let mut part = Part { looked: keys.len(), removed: 0, is_last: cursor.is_done() };
+    let mut part = Part { looked: keys.len(), is_last: cursor.is_done(), ..Part::default() };
     for (key, value) in keys.iter().zip(&values) {
         part.removed += usize::from(visit(key, value)?);
     }

@@ -196,6 +196,8 @@ pub struct SweepReport {
     pub greedy_clients: Vec<String>,
     /// TCP flows that were cut off because the frontend that they came by was no more, for the drain period.
     pub cut: u64,
+    /// RSTs that were sent to the ends of connections whose backend or frontend is gone.
+    pub resets: u64,
     /// Answered flows that the last round met whose backend sees an address of this node in the client's place.
     pub masqueraded: u64,
     /// Why the last round could not go on; null: it ended.

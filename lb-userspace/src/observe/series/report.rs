@@ -314,6 +314,11 @@ fn of_sweep(sweep: &SweepReport) -> Vec<Series> {
             "TCP flows cut off because the frontend that they came by was gone for the longest drain",
             sweep.cut,
         ),
+        counter(
+            "ballast_resets_sent",
+            "RSTs sent to the ends of connections whose backend or frontend is gone",
+            sweep.resets,
+        ),
         gauge(
             "ballast_masqueraded_flows",
             "Answered flows whose backend sees an address of this node in the client's place",
