@@ -8,6 +8,8 @@ mod proxies;
 
 use std::{fs, path::Path};
 
+use caps::Capability;
+
 pub use finding::{Finding, Level, Wishes};
 pub use proxies::kube_proxy_runs;
 
@@ -23,6 +25,7 @@ pub fn examine(wishes: &Wishes) -> Vec<Finding> {
     let privileges = privileges();
     let may_load = privileges.level == Level::Ok;
     let mut findings = vec![privileges];
+    findings.extend(raw_sockets(features::has(Capability::CAP_NET_RAW)));
     findings.extend(kernel(&features::kernel_release(), may_load));
     // Without the privileges the kernel makes no map, whatever the limit.
     findings.extend(may_load.then(locked_memory));
@@ -45,6 +48,12 @@ fn judged(check: &'static str, fine: impl Into<String>, result: Result<(), Datap
 
 fn privileges() -> Finding {
     judged("privileges", "CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON are there", features::check_privileges())
+}
+
+/// The agent starts without this one.
+fn raw_sockets(is_granted: bool) -> Option<Finding> {
+    let found = "no CAP_NET_RAW: a connection ends at its next segment, not at the eviction deadline of its backend";
+    (!is_granted).then(|| Finding::bad("privileges", Level::Warn, found, "grant it to the container, or run as root"))
 }
 
 /// The release, and a finding for each feature that the kernel lacks. Asking takes the privileges of the agent.
@@ -151,6 +160,14 @@ mod tests {
         assert_eq!(findings[0].level, Level::Warn);
         assert!(findings[0].found.contains("5.10.0-32-amd64") && findings[0].found.contains("EPERM"), "{findings:?}");
         assert_eq!(findings[1].remedy.as_deref(), Some("boot Linux 5.12 or newer"));
+    }
+
+    #[test]
+    fn a_missing_right_to_raw_sockets_is_a_warning() {
+        assert_eq!(raw_sockets(true), None);
+        let finding = raw_sockets(false).expect("a finding");
+        assert_eq!(finding.level, Level::Warn);
+        assert!(finding.found.contains("CAP_NET_RAW") && finding.remedy.is_some(), "{finding:?}");
     }
 
     #[test]

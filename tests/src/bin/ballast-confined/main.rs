@@ -1,6 +1,6 @@
 //! `ballast-confined PROGRAM ARGUMENTS...`: runs the agent with just the rights that the DaemonSet gives it.
 //!
-//! Rights as in `deploy/kustomize/base/daemonset.yaml`: three capabilities, `no_new_privs`, a seccomp filter, and a mount
+//! Rights as in `deploy/kustomize/base/daemonset.yaml`: four capabilities, `no_new_privs`, a seccomp filter, and a mount
 //! namespace in which only `--bpffs` and `--run-dir` can be written. The process stays the same one: a test signals the agent.
 
 mod seccomp;
@@ -17,7 +17,8 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_no_new_privs;
 
 /// What the container adds after it dropped all.
-const CAPABILITIES: [Capability; 3] = [Capability::CAP_NET_ADMIN, Capability::CAP_BPF, Capability::CAP_PERFMON];
+const CAPABILITIES: [Capability; 4] =
+    [Capability::CAP_NET_ADMIN, Capability::CAP_NET_RAW, Capability::CAP_BPF, Capability::CAP_PERFMON];
 /// The flags whose folders the DaemonSet mounts read-write.
 const WRITABLE: [&str; 2] = ["--bpffs", "--run-dir"];
 
