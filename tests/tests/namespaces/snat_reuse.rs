@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use lb_tests::agent::{Endpoint, External, Manifest, Port, Protocol, SOON, Service};
 use lb_tests::fixture::{Fixture, Pods};
 use lb_tests::incident::raw_tcp::{ACK, FIN, RST, RawTcp, SYN, Segment, lend};
+use lb_tests::peers::{PATIENCE, Stream};
 use lb_tests::routed::{AddressKind, Backend, Cell, Client, Family, Network, Policy};
 use lb_tests::topology::{NetNs, NodeOptions};
 
