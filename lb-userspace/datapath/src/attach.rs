@@ -169,13 +169,15 @@ impl Attacher {
     /// The program that should hang there; `None`: none should.
     fn program(&mut self, wanted: &Wanted, point: Point) -> Option<&'static str> {
         let name = wanted.role.program(point, wanted.ethernet)?;
+        let is_met = wanted.part.meets(point);
         if point != Point::Xdp {
-            return Some(name);
+            return is_met.then_some(name);
         }
-        if xdp_mode(self.xdp, wanted.virtual_pair).is_some() {
+        if is_met && xdp_mode(self.xdp, wanted.virtual_pair).is_some() {
             return (!self.without_xdp.contains(&wanted.ifindex)).then_some(name);
         }
         let why = match self.xdp {
+            XdpMode::Auto | XdpMode::Native | XdpMode::Generic if !is_met => "tc serves a bridge and its ports",
             XdpMode::Off => "--xdp-mode is off",
             XdpMode::Auto | XdpMode::Native | XdpMode::Generic => {
                 "its other end is on this host, whose packets have partial checksums that XDP would break; where they are \

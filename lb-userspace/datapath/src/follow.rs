@@ -16,6 +16,7 @@ use super::{
     fault::Fault,
     faults,
     net::{Effect, Net, name_of},
+    roles::Roles,
     serving, sources, switch,
 };
 
@@ -65,10 +66,11 @@ impl Datapath {
     /// agent runs. Needs a tokio runtime whose threads are in the network namespace in which the data path was opened.
     pub async fn follow_links(&mut self, stop: CancellationToken) -> Result<(), DatapathError> {
         self.finish_loading().await?;
+        let mut net = Net::new(&self.settings.pod_interfaces, &self.settings.external_interfaces);
         loop {
             let ended = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
-                ended = self.session() => ended,
+                ended = self.session(&mut net) => ended,
             };
             if let Err(error) = ended {
                 tracing::warn!(%error, "lost the view of the interfaces; looking again");
@@ -81,9 +83,8 @@ impl Datapath {
         }
     }
 
-    async fn session(&mut self) -> Result<(), DatapathError> {
+    async fn session(&mut self, net: &mut Net) -> Result<(), DatapathError> {
         let mut session = Session::connect(self.settings.netlink_buffer_bytes)?;
-        let mut net = Net::default();
         let mut due = Some((Due::Everything, Instant::now()));
         let mut next_round = Instant::now() + ROUND;
         let mut next_look = Instant::now() + LOOK;
@@ -96,7 +97,7 @@ impl Datapath {
                         let action = "follow the interfaces".to_owned();
                         return Err(DatapathError::Netlink { action, reason: "the socket closed".to_owned() });
                     };
-                    if let Some(new) = take(&mut net, &message, &self.attacher) {
+                    if let Some(new) = take(net, &message, &self.attacher) {
                         let at = due.map_or_else(|| Instant::now() + GATHER, |(_, at)| at);
                         due = Some((due.map_or(new, |(known, _)| known.max(new)), at.min(next_round)));
                     }
@@ -111,8 +112,8 @@ impl Datapath {
                     due = Some((Due::Round, Instant::now()));
                 }
                 Some(question) = self.questions.1.recv() => {
-                    session.list(&mut net, Due::Round).await?;
-                    let faults = self.answer(&mut session.handle, &net, question.dry_run).await?;
+                    session.list(net, Due::Round).await?;
+                    let faults = self.answer(&mut session.handle, net, question.dry_run).await?;
                     // Who asked may have gone.
                     let _ = question.reply.send(faults);
                 }
@@ -122,10 +123,10 @@ impl Datapath {
                 }
                 () = tokio::time::sleep_until(at) => {
                     if work >= Due::Round {
-                        session.list(&mut net, work).await?;
+                        session.list(net, work).await?;
                         next_round = Instant::now() + ROUND;
                     }
-                    self.settle(&mut session.handle, &net, work).await?;
+                    self.settle(&mut session.handle, net, work).await?;
                     due = self.go_on_switching()?.map(|at| (Due::Round, at));
                     self.publish(None);
                 }
@@ -146,7 +147,7 @@ impl Datapath {
 
     /// Makes the attachments and the `links` map what the interfaces ask for.
     async fn settle(&mut self, handle: &mut Handle, net: &Net, work: Due) -> Result<(), DatapathError> {
-        let wanted = net.wanted(&self.settings.pod_interfaces, &self.settings.external_interfaces);
+        let Roles { links: wanted, no_external_link } = self.roles(net);
         let mut faults = Vec::new();
         if work >= Due::Round {
             // While tables are switched, this agent changes the attachments by itself.
@@ -172,7 +173,10 @@ impl Datapath {
             };
             troubles.extend(left.err().map(|error| format!("interface {ifindex}: {error}")));
         }
-        for link in wanted.values() {
+        let mut in_order: Vec<_> = wanted.values().collect();
+        // Answers leave by a bridge: its program is there before those of its ports.
+        in_order.sort_by_key(|link| link.part);
+        for link in in_order {
             match self.links.map(&mut self.kernel, link) {
                 Ok(()) => self.attacher.ensure(handle, &self.kernel.programs, link).await,
                 Err(error) => troubles.push(format!("{}: {error}", link.name)),
@@ -191,7 +195,9 @@ impl Datapath {
             self.outside_cgroup = self.cgroup.as_ref().and_then(|root| root.outside());
         }
         warnings.extend(self.outside_cgroup.clone());
+        warnings.extend(serving::renamed(net));
         self.reports.set_warnings(warnings);
+        self.reports.set_no_external_link(no_external_link.map(|none| none.to_string()));
         self.keep_faults(faults);
         self.links.note_names(wanted);
         self.reports.set_troubles(troubles);
@@ -201,6 +207,13 @@ impl Datapath {
             self.kernel.program_pins.remove_others(Instant::now());
         }
         self.look_for_skipped(handle).await
+    }
+
+    /// The links that get programs, as far as the networks of pods are known.
+    fn roles(&self, net: &Net) -> Roles {
+        let surroundings = self.surroundings.1.borrow();
+        let named = surroundings.pods.iter().flatten().chain(&self.settings.cluster_cidrs);
+        net.roles(|address| named.clone().any(|network| network.contains(&address)))
     }
 
     /// Gives up what is kept of an interface that is gone. One that is there, though no list names it, could not be read from a list:

@@ -1,4 +1,4 @@
-//! What the kernel says about interfaces, and the role that each one plays: pure, fed with netlink messages.
+//! What the kernel says about interfaces: pure, fed with netlink messages.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,23 +9,37 @@ use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
     link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
-    route::{RouteAttribute, RouteMessage, RouteType},
 };
 
 use super::{
-    point::Role,
+    default_routes::DefaultRoutes,
+    point::{Point, Role},
     settings::{Interfaces, names},
 };
 
 /// Facts about the interfaces of one network namespace.
 #[derive(Debug, Default)]
 pub(super) struct Net {
-    links: BTreeMap<u32, Interface>,
+    /// Which links are named, by the options.
+    pub(super) pods: Interfaces,
+    pub(super) external: Interfaces,
+    pub(super) links: BTreeMap<u32, Interface>,
     /// Addresses that others can reach, by interface.
-    addresses: BTreeMap<u32, BTreeMap<IpAddr, Standing>>,
-    /// Interfaces that carried the default route since they appeared. Losing it (a lease that is renewed, a link that flaps, of
-    /// which the kernel says nothing for IPv4) is no reason to take the programs away.
-    uplinks: BTreeSet<u32>,
+    pub(super) addresses: BTreeMap<u32, BTreeMap<IpAddr, Own>>,
+    /// Interfaces that had such an address since they appeared, and whether one in a subnet. Losing it is no reason to take programs away: a lease is
+    /// renewed.
+    pub(super) in_use: BTreeMap<u32, bool>,
+    pub(super) defaults: DefaultRoutes,
+    /// Interfaces with a role by name, and the name that they had then. They keep it while they are there: a rename ends no connection.
+    pub(super) named: BTreeMap<u32, (Role, String)>,
+}
+
+/// An address of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Own {
+    pub standing: Standing,
+    /// Other hosts have addresses beside it.
+    pub has_subnet: bool,
 }
 
 /// One interface.
@@ -38,6 +52,8 @@ pub(super) struct Interface {
     pub loopback: bool,
     /// Id of the peer's network namespace, if the peer is in another one.
     pub peer_netns_id: Option<i32>,
+    /// Index of the bridge, bond or VRF that it is part of.
+    pub controller: Option<u32>,
 }
 
 /// How fit an address is to be the source of packets; the best first.
@@ -58,7 +74,7 @@ pub(super) struct Candidate {
     pub ifindex: u32,
     pub address: IpAddr,
     pub standing: Standing,
-    /// Its link carries, or carried, a default route.
+    /// Its link leads outside.
     pub is_uplink: bool,
     pub is_loopback: bool,
 }
@@ -84,10 +100,37 @@ pub(super) struct Wanted {
     pub virtual_pair: bool,
     /// A pair whose other end may be handed packets: those of others have programs of their own there.
     pub is_veth: bool,
+    pub part: Part,
     pub peer_netns_id: i32,
 }
 
+/// Which packets are met at a link. A bridge's netfilter (`br_netfilter`) sees packets before the bridge itself does, so those that come in are
+/// met at its ports, and those that leave at the bridge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Part {
+    /// Those that leave by an external bridge.
+    Bridge,
+    All,
+    /// Those that come in by its ports.
+    Port,
+}
+
+impl Part {
+    pub fn meets(self, point: Point) -> bool {
+        match self {
+            Self::Bridge => point == Point::Out,
+            Self::All => true,
+            Self::Port => point == Point::In,
+        }
+    }
+}
+
 impl Net {
+    /// `pods`, `external`: which links the options name.
+    pub fn new(pods: &Interfaces, external: &Interfaces) -> Self {
+        Self { pods: pods.clone(), external: external.clone(), ..Self::default() }
+    }
+
     /// Takes a message in: a notification or a line of a listing.
     #[allow(clippy::wildcard_enum_match_arm, reason = "messages of the kernel, of which few matter")]
     pub fn take(&mut self, message: &RouteNetlinkMessage) -> Effect {
@@ -96,7 +139,11 @@ impl Net {
             RouteNetlinkMessage::DelLink(link) => self.drop_link(link),
             RouteNetlinkMessage::NewAddress(address) => self.take_address(address, true),
             RouteNetlinkMessage::DelAddress(address) => self.take_address(address, false),
-            RouteNetlinkMessage::NewRoute(route) => self.take_route(route),
+            RouteNetlinkMessage::NewRoute(route) if self.defaults.add(route) => Effect::Changed,
+            RouteNetlinkMessage::DelRoute(route) => {
+                self.defaults.delete(route);
+                Effect::Nothing
+            }
             _ => Effect::Nothing,
         }
     }
@@ -109,7 +156,9 @@ impl Net {
 
     /// Everything is listed: what was known of interfaces that are gone is forgotten.
     pub fn finish_listing(&mut self) {
-        self.uplinks.retain(|ifindex| self.links.contains_key(ifindex));
+        self.defaults.end_round(|ifindex| self.links.contains_key(&ifindex));
+        self.in_use.retain(|ifindex, _| self.links.contains_key(ifindex));
+        self.named.retain(|ifindex, _| self.links.contains_key(ifindex));
     }
 
     pub fn contains(&self, ifindex: u32) -> bool {
@@ -125,13 +174,13 @@ impl Net {
 
     /// Addresses of this node by link, but those that another host uses, too.
     pub fn candidates(&self) -> Vec<Candidate> {
-        let of_link = |(&ifindex, all): (&u32, &BTreeMap<IpAddr, Standing>)| {
+        let of_link = |(&ifindex, all): (&u32, &BTreeMap<IpAddr, Own>)| {
             let link = self.links.get(&ifindex).filter(|link| carries_node_addresses(&link.name))?;
-            let candidate = |(&address, &standing): (&IpAddr, &Standing)| Candidate {
+            let candidate = |(&address, own): (&IpAddr, &Own)| Candidate {
                 ifindex,
                 address,
-                standing,
-                is_uplink: self.uplinks.contains(&ifindex),
+                standing: own.standing,
+                is_uplink: self.defaults.lead_by(ifindex) && self.leads_out(ifindex, link),
                 is_loopback: link.loopback,
             };
             Some(all.iter().map(candidate).collect::<Vec<_>>())
@@ -140,49 +189,12 @@ impl Net {
         all.filter(|found| found.standing != Standing::Duplicate && is_node_address(found.address)).collect()
     }
 
-    /// The interfaces that get programs.
-    pub fn wanted(&self, pods: &Interfaces, external: &Interfaces) -> BTreeMap<u32, Wanted> {
-        let wanted = |(&ifindex, link): (&u32, &Interface)| {
-            let role = self.role(ifindex, link, pods, external)?;
-            let wanted = Wanted {
-                ifindex,
-                name: link.name.clone(),
-                role,
-                ethernet: link.ethernet,
-                virtual_pair: is_pair(link),
-                is_veth: matches!(link.kind, Some(InfoKind::Veth)),
-                peer_netns_id: link.peer_netns_id.unwrap_or(-1),
-            };
-            Some((ifindex, wanted))
-        };
-        self.links.iter().filter_map(wanted).collect()
-    }
-
-    /// Named interfaces first; then what an interface is. A pair's end with the default route is the node's uplink (a node that
-    /// is itself a container), any other end whose peer is elsewhere is a pod's.
-    fn role(&self, ifindex: u32, link: &Interface, pods: &Interfaces, external: &Interfaces) -> Option<Role> {
-        if names(pods, &link.name) {
+    /// The role that the options give to a name: pods' first.
+    pub(super) fn role_by_name(&self, name: &str) -> Option<Role> {
+        if names(&self.pods, name) {
             return Some(Role::Pod);
         }
-        if names(external, &link.name) {
-            return Some(Role::External);
-        }
-        if link.loopback {
-            return None;
-        }
-        let is_uplink = self.uplinks.contains(&ifindex);
-        if is_pair(link) && link.peer_netns_id.is_some() && !is_uplink {
-            return (*pods == Interfaces::Auto).then_some(Role::Pod);
-        }
-        match link.kind {
-            Some(InfoKind::Bridge) => return Some(Role::Bridge),
-            // Nothing ever arrives on a dummy; its addresses belong to services of the node.
-            Some(InfoKind::Dummy) => return None,
-            Some(ref kind) if is_tunnel(kind) => return Some(Role::Tunnel),
-            _ => {}
-        }
-        let reachable = is_uplink || self.addresses.get(&ifindex).is_some_and(|addresses| !addresses.is_empty());
-        (reachable && *external == Interfaces::Auto).then_some(Role::External)
+        names(&self.external, name).then_some(Role::External)
     }
 
     fn take_link(&mut self, message: &LinkMessage) -> Effect {
@@ -192,6 +204,9 @@ impl Net {
         }
         let Some(link) = interface(message) else { return Effect::Nothing };
         let ifindex = message.header.index;
+        if let Some(role) = self.role_by_name(&link.name) {
+            self.named.insert(ifindex, (role, link.name.clone()));
+        }
         let before = self.links.insert(ifindex, link.clone());
         if before.as_ref() == Some(&link) { Effect::Nothing } else { Effect::Changed }
     }
@@ -203,7 +218,9 @@ impl Net {
         let ifindex = message.header.index;
         self.links.remove(&ifindex);
         self.addresses.remove(&ifindex);
-        self.uplinks.remove(&ifindex);
+        self.in_use.remove(&ifindex);
+        self.defaults.drop_link(ifindex);
+        self.named.remove(&ifindex);
         let moved = message.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::NewNetnsId(_)));
         if moved { Effect::Relist } else { Effect::Changed }
     }
@@ -219,20 +236,16 @@ impl Net {
         let other =
             || find(|attribute| if let AddressAttribute::Address(address) = attribute { Some(*address) } else { None });
         let Some(address) = local.or_else(other) else { return Effect::Nothing };
+        let length = if address.is_ipv4() { 32 } else { 128 };
+        let own = Own { standing: standing(message), has_subnet: message.header.prefix_len < length };
         let addresses = self.addresses.entry(message.header.index).or_default();
-        let standing = standing(message);
         let changed = if there {
-            addresses.insert(address, standing) != Some(standing)
+            *self.in_use.entry(message.header.index).or_default() |= own.has_subnet;
+            addresses.insert(address, own) != Some(own)
         } else {
             addresses.remove(&address).is_some()
         };
         if changed { Effect::Changed } else { Effect::Nothing }
-    }
-
-    fn take_route(&mut self, message: &RouteMessage) -> Effect {
-        let before = self.uplinks.len();
-        self.uplinks.extend(default_interfaces(message));
-        if self.uplinks.len() == before { Effect::Nothing } else { Effect::Changed }
     }
 }
 
@@ -277,11 +290,13 @@ fn interface(message: &LinkMessage) -> Option<Interface> {
         ethernet: message.header.link_layer_type == LinkLayerType::Ether,
         loopback: flags.contains(LinkFlags::Loopback),
         peer_netns_id: None,
+        controller: None,
     };
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::LinkNetNsId(id) => link.peer_netns_id = Some(*id),
+            LinkAttribute::Controller(index) => link.controller = (*index != 0).then_some(*index),
             LinkAttribute::LinkInfo(infos) => {
                 link.kind = infos
                     .iter()
@@ -291,50 +306,6 @@ fn interface(message: &LinkMessage) -> Option<Interface> {
         }
     }
     (!link.name.is_empty()).then_some(link)
-}
-
-/// The interfaces of a default route; none for another route. Policy routing keeps default routes in tables of their own.
-fn default_interfaces(message: &RouteMessage) -> Vec<u32> {
-    let header = &message.header;
-    let is_default = header.destination_prefix_length == 0 && header.kind == RouteType::Unicast;
-    if !is_default || !matches!(header.address_family, AddressFamily::Inet | AddressFamily::Inet6) {
-        return Vec::new();
-    }
-    let mut interfaces = Vec::new();
-    for attribute in &message.attributes {
-        if let RouteAttribute::Oif(ifindex) = attribute {
-            interfaces.push(*ifindex);
-        } else if let RouteAttribute::MultiPath(hops) = attribute {
-            interfaces.extend(hops.iter().map(|hop| hop.interface_index));
-        }
-    }
-    interfaces
-}
-
-fn is_pair(link: &Interface) -> bool {
-    matches!(link.kind, Some(InfoKind::Veth | InfoKind::Netkit))
-}
-
-fn is_tunnel(kind: &InfoKind) -> bool {
-    use InfoKind as Kind;
-    matches!(
-        kind,
-        Kind::Vxlan
-            | Kind::Geneve
-            | Kind::IpIp
-            | Kind::Ip6Tnl
-            | Kind::SitTun
-            | Kind::GreTun
-            | Kind::GreTun6
-            | Kind::GreTap
-            | Kind::GreTap6
-            | Kind::Wireguard
-            | Kind::Tun
-            | Kind::Vti
-            | Kind::Vti6
-            | Kind::Xfrm
-            | Kind::BareUdp
-    )
 }
 
 /// The name of an interface of the thread's network namespace; `None`: there is no such interface, which nix 0.31 takes for one with an

@@ -77,6 +77,7 @@ impl Datapath {
             problems: Vec::new(),
             node_problems: Vec::new(),
             warnings: Vec::new(),
+            no_external_link: None,
             source_ports: ports.total(),
             fast_path: fast_path.status(),
             programs: Vec::new(),

@@ -34,6 +34,7 @@ impl Datapath {
             let is_moving = self.is_moving();
             let moving = is_moving.then(|| "connections are moving to other tables (map sizes or layout)".to_owned());
             let warnings = self.reports.warnings().cloned().chain(moving).collect();
+            let no_external_link = self.reports.no_external_link().cloned();
             let fast_path = self.fast_path.status();
             Status {
                 addresses,
@@ -44,6 +45,7 @@ impl Datapath {
                 problems,
                 node_problems,
                 warnings,
+                no_external_link,
                 fast_path,
                 programs,
                 ..status.clone()

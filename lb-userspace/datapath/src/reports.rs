@@ -12,6 +12,8 @@ pub(super) struct Reports {
     status: watch::Sender<Status>,
     /// Of what keeps external clients from being served.
     warnings: Vec<String>,
+    /// Why no external link is known; `None`: one is.
+    no_external_link: Option<String>,
     /// What failed in the last settlement, each by itself: it is tried again in the next.
     troubles: Vec<String>,
     /// Attachments that somebody else changed and that nobody has asked for yet.
@@ -20,7 +22,7 @@ pub(super) struct Reports {
 
 impl Reports {
     pub fn new(status: watch::Sender<Status>) -> Self {
-        Self { status, warnings: Vec::new(), troubles: Vec::new(), faults: Vec::new() }
+        Self { status, warnings: Vec::new(), no_external_link: None, troubles: Vec::new(), faults: Vec::new() }
     }
 
     pub fn subscribe(&self) -> watch::Receiver<Status> {
@@ -44,6 +46,20 @@ impl Reports {
     /// What keeps external clients from being served.
     pub fn set_warnings(&mut self, warnings: Vec<String>) {
         self.warnings = warnings;
+    }
+
+    pub fn no_external_link(&self) -> Option<&String> {
+        self.no_external_link.as_ref()
+    }
+
+    /// Whether an external link is known, and if not, why; a change is logged.
+    pub fn set_no_external_link(&mut self, reason: Option<String>) {
+        match (&self.no_external_link, &reason) {
+            (None, Some(reason)) => tracing::warn!("{reason}"),
+            (Some(_), None) => tracing::info!("an external link is known"),
+            _ => {}
+        }
+        self.no_external_link = reason;
     }
 
     pub fn troubles(&self) -> &[String] {

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{
     attach::{Attacher, How},
-    net::{Candidate, Wanted},
+    net::{Candidate, Net, Part, Wanted},
     point::{Point, Role},
     sources::{self, ANY_LINK, Surroundings},
 };
@@ -72,7 +72,7 @@ pub(super) fn warnings(
 ) -> Vec<String> {
     let mut warnings = Vec::new();
     let published = &surroundings.families;
-    for link in links.values().filter(|link| link.role == Role::External) {
+    for link in links.values().filter(|link| link.role == Role::External && link.part != Part::Port) {
         let name = &link.name;
         for family in [Family::V4, Family::V6] {
             let is_of = |found: &&Candidate| found.address.is_ipv4() == (family == Family::V4);
@@ -119,6 +119,15 @@ pub(super) fn warnings(
     warnings
 }
 
+/// Links that are served by a name that they had.
+pub(super) fn renamed(net: &Net) -> impl Iterator<Item = String> + '_ {
+    net.renamed().map(|(option, then, now)| {
+        format!(
+            "{now}: {option} chose it as {then}; it is served so until the agent restarts, or it has that name again"
+        )
+    })
+}
+
 /// Whether the kernel forwards what arrives on the interface; `None`: it does not say.
 pub(super) fn forwards(interface: &str, family: Family) -> Option<bool> {
     let folder = if family == Family::V4 { "ipv4" } else { "ipv6" };
@@ -153,6 +162,7 @@ mod tests {
             ethernet: true,
             virtual_pair: false,
             is_veth: false,
+            part: Part::All,
             peer_netns_id: -1,
         };
         (ifindex, wanted)

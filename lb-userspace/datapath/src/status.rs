@@ -70,6 +70,8 @@ pub struct Status {
     pub node_problems: Vec<String>,
     /// What keeps external clients from being served.
     pub warnings: Vec<String>,
+    /// Why no external link is known, and what to do; `None`: one is.
+    pub no_external_link: Option<String>,
     /// How many source ports there are for masqueraded flows that cannot keep their client's.
     pub source_ports: u16,
     pub fast_path: FastPathStatus,

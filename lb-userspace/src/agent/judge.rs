@@ -161,6 +161,7 @@ endpoints: [{addresses: [10.0.0.1]}]
             problems: Vec::new(),
             node_problems: Vec::new(),
             warnings: Vec::new(),
+            no_external_link: None,
             source_ports: 0,
             fast_path: lb_datapath::FastPathStatus::default(),
             programs: Vec::new(),

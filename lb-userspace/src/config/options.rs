@@ -82,8 +82,8 @@ pub struct Options {
     #[arg(long, value_name = "auto|GLOB,…")]
     pub pod_interfaces: Option<Interfaces>,
 
-    /// External links, by names and patterns. auto: links with a global address or the default route, but no pod link,
-    /// bridge, tunnel, dummy or loopback
+    /// External links, by names and patterns. auto: devices with a global address or a default route, bridges of which
+    /// one is a port, and the default route's link; no pod link, tunnel, dummy or loopback
     #[arg(long, value_name = "auto|GLOB,…")]
     pub external_interfaces: Option<Interfaces>,
 

@@ -143,6 +143,8 @@ pub struct DatapathReport {
     pub node_problems: Vec<String>,
     /// What keeps external clients from being served.
     pub warnings: Vec<String>,
+    /// Why no external link is known, and what to do; null: one is.
+    pub no_external_link: Option<String>,
     /// How many source ports there are for masqueraded flows that cannot keep their client's.
     pub source_ports: u16,
     pub fast_path: FastPathReport,
@@ -248,6 +250,7 @@ impl DatapathReport {
             problems: status.problems.clone(),
             node_problems: status.node_problems.clone(),
             warnings: status.warnings.clone(),
+            no_external_link: status.no_external_link.clone(),
             source_ports: status.source_ports,
             fast_path: FastPathReport {
                 asked: word(status.fast_path.asked),

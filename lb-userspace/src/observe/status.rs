@@ -107,6 +107,7 @@ fn agent(lines: &mut Lines, report: &Report) {
     };
     lines.add("Health", health);
     lines.list("", &report.health.faults);
+    lines.list("Uplink", report.datapath.no_external_link.as_slice());
     lines.list("Short of room", &report.tables.shortages.iter().map(shortage).collect::<Vec<_>>());
     let source = &report.source;
     let fresh = match (&source.stale, source.synced) {
@@ -231,7 +232,8 @@ pub fn shortage(of: &ShortageReport) -> String {
 /// Whether something is not served as it should be, though the agent works.
 fn is_degraded(report: &Report) -> bool {
     let Report { tables, datapath, .. } = report;
-    !tables.shortages.is_empty() || tables.refused > 0 || !datapath.warnings.is_empty()
+    let is_whole = datapath.warnings.is_empty() && datapath.no_external_link.is_none();
+    !tables.shortages.is_empty() || tables.refused > 0 || !is_whole
 }
 
 /// From this share on a table is shown without being asked for.

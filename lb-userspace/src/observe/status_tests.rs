@@ -159,3 +159,15 @@ fn a_service_that_is_short_of_room_degrades_the_node_and_is_named() {
     (report.tables.refused, report.tables.refusals) = (1, vec!["demo/web: services4 is full".into()]);
     assert!(shown(&report).contains("healthy and ready, degraded\n"));
 }
+
+#[test]
+fn a_node_without_a_known_external_link_is_degraded_and_says_why() {
+    let mut report = Report::default();
+    (report.health.healthz, report.health.readyz) = (true, true);
+    report.datapath.no_external_link = Some("no external link is known: no link has a default route".into());
+    let shown = text(&Status { agent: Some(report), ..Status::default() }, false);
+    assert!(
+        shown.contains("Health:        healthy and ready, degraded\nUplink:        no external link is known"),
+        "{shown}"
+    );
+}

@@ -102,7 +102,7 @@ pub fn tunnel(nodes: &[Node; 2]) {
     for (own, other) in [(0, 1), (1, 0)] {
         let (node, peer) = (&nodes[own], &nodes[other]);
         let lines = format!(
-            "link add vx0 type vxlan id 7 dstport 4789 local {} remote {} dev eth0\n\
+            "link add vx0 type vxlan id 7 dstport 4789 local {} remote {} dev {}\n\
              link set vx0 mtu {TUNNEL} up\n\
              address add 172.30.0.{}/24 dev vx0\n\
              address add fd00:30::{}/64 dev vx0 nodad\n\
@@ -110,6 +110,7 @@ pub fn tunnel(nodes: &[Node; 2]) {
              route add {} via fd00:30::{}",
             node.addresses().v4,
             peer.addresses().v4,
+            node.uplink(),
             own + 1,
             own + 1,
             peer.pod_net4(),

@@ -253,7 +253,7 @@ fn tunnel(one: &Node, three: &Node, outer: Family) -> Result<()> {
     for (node, own, peer, other) in [(one, 1, three, 2), (three, 2, one, 1)] {
         let (inside, across) = (tunnel_addresses(own), tunnel_addresses(other));
         node.namespace().ip(&format!(
-            "link add vx0 type vxlan id 7 dstport 4789 local {} remote {} dev eth0\n\
+            "link add vx0 type vxlan id 7 dstport 4789 local {} remote {} dev {}\n\
              address add {}/24 dev vx0\n\
              address add {}/64 dev vx0 nodad\n\
              link set vx0 up\n\
@@ -261,6 +261,7 @@ fn tunnel(one: &Node, three: &Node, outer: Family) -> Result<()> {
              route add {} via {}",
             node.addresses().of(outer),
             peer.addresses().of(outer),
+            node.uplink(),
             inside.v4,
             inside.v6,
             peer.pod_net4(),

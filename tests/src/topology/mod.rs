@@ -18,6 +18,7 @@ mod node;
 mod offload;
 mod sweep;
 pub mod tun;
+mod uplink;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ pub use namespace::{Namespace, NetNs};
 pub use node::{Node, NodeOptions, Pod};
 pub use offload::{Checksums, set_checksums};
 pub use sweep::sweep;
+pub use uplink::Uplink;
 
 /// Every name of ours begins so.
 pub const PREFIX: &str = "blt";
@@ -127,7 +129,7 @@ impl Topology {
     /// A node.
     pub fn node_with(&self, options: NodeOptions) -> Result<Node> {
         let number = self.hosts.fetch_add(1, Ordering::Relaxed);
-        let host = self.host(&format!("node{number}"), number, options.families)?;
+        let host = self.host(&format!("node{number}"), number, options.families, options.uplink)?;
         Node::new(host, number, &self.directory.0, options).with_context(|| format!("node {number} of {}", self.name))
     }
 
@@ -135,7 +137,7 @@ impl Topology {
     pub fn outside(&self, name: &str, via: &Node) -> Result<Outside> {
         let number = self.hosts.fetch_add(1, Ordering::Relaxed);
         let families = via.families();
-        let host = self.host(name, number, families)?;
+        let host = self.host(name, number, families, Uplink::Plain)?;
         let Addresses { v4, v6 } = via.addresses();
         host.namespace.ip(&families.commands(
             &format!("route add {SERVICE_NET4} via {v4}\nroute add {} via {v4}", via.pod_net4()),
@@ -144,7 +146,7 @@ impl Topology {
         Ok(Outside { namespace: host.namespace, addresses: host.addresses, families })
     }
 
-    fn host(&self, name: &str, number: u32, families: Families) -> Result<Host> {
+    fn host(&self, name: &str, number: u32, families: Families, uplink: Uplink) -> Result<Host> {
         let namespace = Namespace::new(&format!("{}-{name}", self.name))?;
         namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
         let addresses =
@@ -160,9 +162,11 @@ impl Topology {
         set_checksums(&namespace, "eth0", Checksums::Complete)?;
         let Addresses { v4, v6 } = addresses;
         namespace.ip(&format!("{}\nlink set eth0 up", families.loopback_commands()))?;
+        uplink.make(&namespace)?;
+        let link = uplink.name();
         namespace.ip(&families.commands(
-            &format!("address add {v4}/24 dev eth0\nroute add default via 192.0.2.254"),
-            &format!("address add {v6}/64 dev eth0 nodad\nroute add ::/0 via 2001:db8:1::fe"),
+            &format!("address add {v4}/24 dev {link}\nroute add default via 192.0.2.254"),
+            &format!("address add {v6}/64 dev {link} nodad\nroute add ::/0 via 2001:db8:1::fe"),
         ))?;
         Ok(Host { namespace, addresses })
     }

@@ -10,7 +10,7 @@ use nix::mount::{MsFlags, mount};
 use super::cgroup::Cgroup;
 use super::namespace::{Namespace, NetNs};
 use super::offload::{Checksums, set_checksums};
-use super::{Addresses, Families, Host};
+use super::{Addresses, Families, Host, Uplink};
 use crate::scene::{self, Scene};
 
 /// What may differ between nodes.
@@ -22,6 +22,8 @@ pub struct NodeOptions {
     pub pod_checksums: Checksums,
     /// What the node and its pods have addresses of.
     pub families: Families,
+    /// Its link to the wire.
+    pub uplink: Uplink,
     /// Other people's rules.
     pub scene: Scene,
     /// Settings under `/proc/sys` that the node has besides: names and values.
@@ -34,6 +36,7 @@ impl Default for NodeOptions {
             rp_filter: 1,
             pod_checksums: Checksums::Partial,
             families: Families::Both,
+            uplink: Uplink::Plain,
             scene: Scene::Bare,
             sysctls: &[],
         }
@@ -59,7 +62,7 @@ impl Node {
         let Host { namespace, addresses } = host;
         namespace.sysctl("net/ipv4/ip_forward", "1")?;
         namespace.sysctl("net/ipv6/conf/all/forwarding", "1")?;
-        for scope in ["all", "default", "eth0"] {
+        for scope in ["all", "default", options.uplink.name()] {
             namespace.sysctl(&format!("net/ipv4/conf/{scope}/rp_filter"), &options.rp_filter.to_string())?;
         }
         let cgroup = Cgroup::new(namespace.name())?;
@@ -114,6 +117,11 @@ impl Node {
         format!("node{}", self.number)
     }
 
+    /// Name of its link with the addresses and the default route.
+    pub fn uplink(&self) -> &'static str {
+        self.options.uplink.name()
+    }
+
     /// Name of the wire's end of its link.
     pub fn port(&self) -> String {
         format!("port{}", self.number)
@@ -154,11 +162,11 @@ impl Node {
 
     /// Lets this node reach the pods of another one.
     pub fn route_to(&self, other: &Node) -> Result<()> {
-        let Addresses { v4, v6 } = other.addresses;
+        let (Addresses { v4, v6 }, link) = (other.addresses, self.uplink());
         // Where the uplink has no subnet, the other node is a neighbour all the same.
         self.namespace.ip(&self.families().commands(
-            &format!("route add {} via {v4} dev eth0 onlink", other.pod_net4()),
-            &format!("route add {} via {v6} dev eth0 onlink", other.pod_net6()),
+            &format!("route add {} via {v4} dev {link} onlink", other.pod_net4()),
+            &format!("route add {} via {v6} dev {link} onlink", other.pod_net6()),
         ))
     }
 

@@ -83,4 +83,5 @@ mod topology;
 mod transfer;
 mod two_nodes;
 mod udp_moves;
+mod uplinks;
 mod worst_inputs;

@@ -23,7 +23,7 @@ pub fn chosen() -> Vec<Cell> {
 fn xdp(network: &Network) -> Option<String> {
     let status = network.agents[0].json(&["status"]).unwrap();
     let links = status["links"].as_array().unwrap().clone();
-    let link = links.into_iter().find(|link| link["name"] == "eth0").unwrap();
+    let link = links.into_iter().find(|link| link["name"] == network.nodes[0].uplink()).unwrap();
     let programs = link["programs"].as_array().unwrap();
     let xdp = programs.iter().find(|program| program["point"] == "xdp")?;
     Some(xdp["how"].as_str().unwrap().to_owned())

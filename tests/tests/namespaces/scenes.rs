@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use lb_tests::scene::Scene;
-use lb_tests::topology::{Families, NodeOptions};
+use lb_tests::topology::{Families, NodeOptions, Uplink};
 
 use checks::{CHECKS, Check, Ground, Run};
 
@@ -23,24 +23,44 @@ struct Case {
     scene: Scene,
     rp_filter: u8,
     families: Families,
+    uplink: Uplink,
 }
 
 impl Case {
     /// All of a scene. The reverse path filter is one of IPv4.
     fn all(scene: Scene) -> [Self; 4] {
-        let both = |rp_filter| Self { scene, rp_filter, families: Families::Both };
-        [both(0), both(1), both(2), Self { scene, rp_filter: 0, families: Families::Ipv6 }]
+        let both = |rp_filter| Self { scene, rp_filter, families: Families::Both, uplink: Uplink::Plain };
+        [both(0), both(1), both(2), Self { families: Families::Ipv6, ..both(0) }]
+    }
+
+    /// A bare node, and one with masquerade and pods on another bridge.
+    fn bridge_uplinks() -> [Self; 2] {
+        [(Scene::Bare, 2), (Scene::Flannel, 1)].map(|(scene, rp_filter)| Self {
+            scene,
+            rp_filter,
+            families: Families::Both,
+            uplink: Uplink::Bridge,
+        })
     }
 
     /// The name of its networks.
     fn subject(self, check: &str) -> String {
-        let Self { scene, rp_filter, families } = self;
-        format!("{}-{rp_filter}{}-{check}", scene.name(), if families == Families::Both { "" } else { "v6" })
+        let Self { scene, rp_filter, families, uplink } = self;
+        let families = if families == Families::Both { "" } else { "v6" };
+        let uplink = if uplink == Uplink::Plain { "" } else { "br" };
+        format!("{}-{rp_filter}{families}{uplink}-{check}", scene.name())
     }
 
     fn options(self) -> NodeOptions {
-        let Self { scene, rp_filter, families } = self;
-        NodeOptions { scene, rp_filter, families, sysctls: SYSCTLS[usize::from(rp_filter)], ..NodeOptions::default() }
+        let Self { scene, rp_filter, families, uplink } = self;
+        NodeOptions {
+            scene,
+            rp_filter,
+            families,
+            uplink,
+            sysctls: SYSCTLS[usize::from(rp_filter)],
+            ..NodeOptions::default()
+        }
     }
 
     fn is_chosen(self, check: &Check) -> bool {
@@ -51,6 +71,8 @@ impl Case {
     fn is_short(self, check: &Check) -> bool {
         const SHARED: &[&str] = &["status", "cluster_ip", "node_ports", "way_out"];
         let (rp_filter, families, checks): (u8, Families, [&[&str]; 2]) = match self.scene {
+            Scene::Bare if self.uplink == Uplink::Bridge => (2, Families::Both, [SHARED, &["north_south"]]),
+            Scene::Flannel if self.uplink == Uplink::Bridge => (1, Families::Both, [SHARED, &["drain"]]),
             Scene::Flannel => (1, Families::Both, [SHARED, &["north_south"]]),
             Scene::Aws => (2, Families::Both, [SHARED, &["icmp"]]),
             Scene::Calico => (1, Families::Both, [SHARED, &["attacker"]]),
@@ -63,10 +85,10 @@ impl Case {
     }
 }
 
-/// Runs the chosen checks of a scene.
-fn holds(scene: Scene) {
+/// Runs the chosen checks on these nodes.
+fn holds(name: &str, cases: impl IntoIterator<Item = Case>) {
     let mut wrong = Vec::new();
-    for case in Case::all(scene) {
+    for case in cases {
         let mut ground = None;
         for check in CHECKS.iter().filter(|check| case.is_chosen(check)) {
             let start = Instant::now();
@@ -81,7 +103,11 @@ fn holds(scene: Scene) {
             }
         }
     }
-    assert!(wrong.is_empty(), "{} of scene {}:\n{}", wrong.len(), scene.name(), wrong.join("\n"));
+    assert!(wrong.is_empty(), "{} of {name}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+fn scene(scene: Scene) {
+    holds(scene.name(), Case::all(scene));
 }
 
 fn said(panic: &(dyn std::any::Any + Send)) -> &str {
@@ -90,50 +116,55 @@ fn said(panic: &(dyn std::any::Any + Send)) -> &str {
 
 #[test]
 fn bare() {
-    holds(Scene::Bare);
+    scene(Scene::Bare);
 }
 
 #[test]
 fn kubelet() {
-    holds(Scene::Kubelet);
+    scene(Scene::Kubelet);
 }
 
 #[test]
 fn flannel() {
-    holds(Scene::Flannel);
+    scene(Scene::Flannel);
 }
 
 #[test]
 fn aws() {
-    holds(Scene::Aws);
+    scene(Scene::Aws);
 }
 
 #[test]
 fn calico() {
-    holds(Scene::Calico);
+    scene(Scene::Calico);
 }
 
 #[test]
 fn netpol() {
-    holds(Scene::Netpol);
+    scene(Scene::Netpol);
 }
 
 #[test]
 fn docker() {
-    holds(Scene::Docker);
+    scene(Scene::Docker);
 }
 
 #[test]
 fn firewalld() {
-    holds(Scene::Firewalld);
+    scene(Scene::Firewalld);
 }
 
 #[test]
 fn cloud() {
-    holds(Scene::Cloud);
+    scene(Scene::Cloud);
 }
 
 #[test]
 fn nodelocaldns() {
-    holds(Scene::NodeLocalDns);
+    scene(Scene::NodeLocalDns);
+}
+
+#[test]
+fn an_uplink_that_is_a_bridge() {
+    holds("bridges", Case::bridge_uplinks());
 }

@@ -16,8 +16,9 @@ use super::{
 use crate::{
     DatapathError,
     error::netlink_thread,
-    net::{Net, Wanted},
+    net::{Net, Part, Wanted},
     point::Role,
+    roles::{NoExternalLink, Roles},
     serving,
     settings::{SocketLb, XdpMode},
 };
@@ -37,18 +38,17 @@ struct Outside {
 
 /// Everything about links.
 pub(super) fn examine(wishes: &Wishes) -> Vec<Finding> {
-    let links = match outside(wishes) {
-        Ok(links) => links,
+    let (links, unknown) = match outside(wishes) {
+        Ok(found) => found,
         Err(error) => {
             return vec![Finding::bad("links", Level::Fail, error.to_string(), "run it as root, on the node itself")];
         }
     };
-    if links.is_empty() {
-        let remedy = "--external-interfaces names them; without one only pods and the node itself are served";
-        return vec![Finding::bad("links", Level::Warn, "no link to the outside is known", remedy)];
-    }
     let names: Vec<&str> = links.iter().map(|link| link.wanted.name.as_str()).collect();
-    let mut findings = vec![Finding::ok("links", format!("to the outside: {}", names.join(", ")))];
+    let mut findings = match unknown {
+        None => vec![Finding::ok("links", format!("to the outside: {}", names.join(", ")))],
+        Some(NoExternalLink { found, remedy }) => vec![Finding::bad("links", Level::Warn, found, remedy)],
+    };
     for link in &links {
         findings.push(forwarding(link));
         findings.push(reverse_path(link, wishes.socket_lb, reverse_path_filter));
@@ -63,10 +63,11 @@ pub(super) fn examine(wishes: &Wishes) -> Vec<Finding> {
 }
 
 /// The links to the outside, as an agent would see them.
-fn outside(wishes: &Wishes) -> Result<Vec<Outside>, DatapathError> {
+fn outside(wishes: &Wishes) -> Result<(Vec<Outside>, Option<NoExternalLink>), DatapathError> {
+    let net = Net::new(&wishes.pod_interfaces, &wishes.external_interfaces);
     let (net, messages) = netlink_thread(|handle| async move {
         let failed = || DatapathError::netlink("list the interfaces, addresses and routes");
-        let mut net = Net::default();
+        let mut net = net;
         let messages: Vec<LinkMessage> = handle.link().get().execute().try_collect().await.map_err(failed())?;
         for message in &messages {
             net.take(&RouteNetlinkMessage::NewLink(message.clone()));
@@ -87,8 +88,8 @@ fn outside(wishes: &Wishes) -> Result<Vec<Outside>, DatapathError> {
         Ok((net, messages))
     })?;
     let candidates = net.candidates();
-    let wanted = net.wanted(&wishes.pod_interfaces, &wishes.external_interfaces);
-    let links = wanted.into_values().filter(|wanted| wanted.role == Role::External).map(|wanted| {
+    let Roles { links, no_external_link } = net.roles(|_| false);
+    let links = links.into_values().filter(|wanted| wanted.role == Role::External).map(|wanted| {
         let of_link =
             |v4| candidates.iter().any(|found| found.ifindex == wanted.ifindex && found.address.is_ipv4() == v4);
         let families = [(Family::V4, true), (Family::V6, false)].into_iter().filter(|(_, v4)| of_link(*v4));
@@ -99,7 +100,7 @@ fn outside(wishes: &Wishes) -> Result<Vec<Outside>, DatapathError> {
         let peer = attributes.iter().find_map(|it| if let LinkAttribute::Link(peer) = it { Some(*peer) } else { None });
         Outside { wanted, mtu: mtu.unwrap_or_default(), peer, families }
     });
-    Ok(links.collect())
+    Ok((links.collect(), no_external_link))
 }
 
 fn forwarding(link: &Outside) -> Finding {
@@ -151,6 +152,9 @@ fn xdp(link: &Outside, mode: XdpMode, of_peer: impl Fn(&Outside) -> offload::Pee
         XdpMode::Off => return Finding::ok("xdp", format!("{name}: tc serves it (--xdp-mode off)")),
         _ if !link.wanted.ethernet => {
             return Finding::ok("xdp", format!("{name}: tc serves it, without Ethernet headers"));
+        }
+        _ if link.wanted.part != Part::All => {
+            return Finding::ok("xdp", format!("{name}: tc serves a bridge and its ports"));
         }
         XdpMode::Auto if link.wanted.virtual_pair => {
             return Finding::ok("xdp", format!("{name}: tc serves it, since its other end is on this host"));
@@ -216,6 +220,7 @@ mod tests {
             ethernet: true,
             virtual_pair: pair,
             is_veth: pair,
+            part: Part::All,
             peer_netns_id: 0,
         };
         Outside { wanted, mtu, peer: Some(7), families: vec![Family::V4, Family::V6] }

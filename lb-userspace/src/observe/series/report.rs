@@ -55,6 +55,11 @@ fn of_outside(datapath: &DatapathReport) -> Vec<Series> {
             "Settings of the node that keep external clients from being served; status names them",
             count(datapath.warnings.len()),
         ),
+        gauge(
+            "ballast_external_link_known",
+            "0 if no link is known to lead outside, and each that may is taken for one; status says why",
+            truth(datapath.no_external_link.is_none()),
+        ),
         gauge("ballast_source_ports", "Size of the SNAT port range", f64::from(datapath.source_ports)),
         series(
             "ballast_fast_path",
