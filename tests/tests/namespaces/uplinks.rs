@@ -18,8 +18,7 @@ const LOCAL: [u16; 2] = [30_081, 30_054];
 const SILENCE: Duration = Duration::from_millis(700);
 
 fn services(fixture: &Fixture) -> Manifest {
-    let mut elsewhere = fixture.endpoints();
-    elsewhere.iter_mut().for_each(|endpoint| *endpoint = endpoint.clone().on("elsewhere"));
+    let elsewhere = fixture.endpoints().into_iter().map(|endpoint| endpoint.on("elsewhere")).collect();
     let local = lb_tests::agent::External { local: true, ..node_ports(LOCAL) };
     let local = Service { families: fixture.node.families(), ..Service::standard("local", 12, elsewhere).with(local) };
     Manifest::of([fixture.web().with(node_ports(PLAIN)), local])
