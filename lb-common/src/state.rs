@@ -121,7 +121,8 @@ impl Default for Timeouts {
 
 /// The source ports of masqueraded and of translated flows. Set when the programs are loaded.
 ///
-/// A port of the range is given away once its tuple has rested. If there is none, one of a few that rest will do ([`Self::is_reused`]).
+/// A port of the range is given away once its tuple has rested. If there is none, one of a few that rest will do. Of a tuple that was reused so, the
+/// backend may still know the connection before: only packets to these few ports are looked up for it ([`Self::is_reused`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourcePorts {
     /// First port of the range that translated ports are taken from (`--snat-ports`).

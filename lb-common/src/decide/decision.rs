@@ -11,7 +11,6 @@ use super::select::select;
 use super::step::Step;
 use super::tables::Tables;
 use super::work::Work;
-use crate::abi::TCP;
 use crate::state::tcp_flag;
 
 /// Decides over the packet in `work`; the verdict stands there afterwards.
@@ -64,19 +63,16 @@ pub fn begin<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N
 fn unknown<const N: usize, T: Tables<N>>(tables: &mut T, work: &Work<N>, hook: Hook) -> Step {
     let packet = &work.packet;
     // Other segments meet no handshake before their service was looked up, but one that has lost its entries. A FIN may be sent again once
-    // its connection has ended.
-    let may_be_handshake = packet.is_udp() || packet.tcp_flags & (tcp_flag::SYN | tcp_flag::RST | tcp_flag::FIN) != 0;
+    // its connection has ended. To a SNAT tuple that was reused, a backend may speak of the connection before.
+    let may_be_handshake = packet.is_udp()
+        || packet.tcp_flags & (tcp_flag::SYN | tcp_flag::RST | tcp_flag::FIN) != 0
+        || packet.is_for_reused_port(tables.source_ports());
     if (may_be_handshake || tables.is_after_flood()) && tables.may_be_half_open(&packet.key) {
         return Step::Handshake;
     }
-    let is_unrelated = is_unrelated(tables, work, hook);
-    // What a backend in TIME-WAIT says of the connection before is an acknowledgement alone.
-    let is_bare = packet.payload == 0 && packet.key.protocol == TCP;
-    if !may_be_handshake && (is_bare || !is_unrelated) && tables.may_be_late(&packet.key, is_bare) {
-        return Step::Handshake;
-    }
-    if !is_unrelated {
-        return Step::Select;
+    if !is_unrelated(tables, work, hook) {
+        let is_retained = !may_be_handshake && tables.is_retained(&packet.key);
+        return if is_retained { Step::Handshake } else { Step::Select };
     }
     let is_direct = packet.begins()
         && (hook.has(Hook::FROM_CLIENT)

@@ -35,8 +35,9 @@ pub fn open<const N: usize, T: FlowTables<N>>(tables: &mut T, work: &mut Work<N>
         return new;
     }
     let is_retained = stored.flow.state != flow_state::HALF_OPEN;
-    let takes_any =
-        is_retained || stored.flags & half_open_flags::RESUMED != 0 || stored.flow.flags & flow_flags::REPLY != 0;
+    let takes_any = is_retained
+        || stored.flags & half_open_flags::RESUMED != 0
+        || (stored.flow.flags & flow_flags::REPLY != 0 && packet.is_for_reused_port(tables.source_ports()));
     // Any other segment establishes a connection, or belongs to none.
     if packet.is_midway() && !takes_any {
         return new;

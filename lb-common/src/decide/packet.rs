@@ -1,7 +1,7 @@
 //! A packet, the hook that it is seen at, and the time.
 
 use crate::abi::{FlowKey, UDP, flow_flags};
-use crate::state::{self, tcp_flag};
+use crate::state::{self, SourcePorts, tcp_flag};
 
 /// What the decision must know of the hook that asks. Bits, so that a program can hold them in a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +128,12 @@ impl<const N: usize> Packet<N> {
     #[inline(always)]
     pub(super) const fn is_midway(&self) -> bool {
         !self.begins() && !self.accepts() && !self.resets()
+    }
+
+    /// Whether the packet may be of the connection before on a SNAT tuple that was reused.
+    #[inline(always)]
+    pub(super) const fn is_for_reused_port(&self, ports: SourcePorts) -> bool {
+        ports.is_reused(self.key.dst_port)
     }
 }
 

@@ -8,7 +8,7 @@ use super::rate::Pace;
 use super::work::Work;
 use crate::abi::{
     Affinity, AffinityKey, Backend, BucketKey, Endpoint, EndpointKey, Flow, FlowKey, HalfOpen, Health, NetworkKey,
-    SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, SourceKey, UDP, Vip, VipKey, affinity_tag, flow_flags, tag,
+    SOURCE_SERVICE_BITS, Service, ServiceKey, Slot, SourceKey, UDP, Vip, VipKey, affinity_tag, tag,
 };
 use crate::limits;
 use crate::map::{self, Prefix};
@@ -165,14 +165,12 @@ pub trait Tables<const N: usize>: Maps {
         self.find::<map::HalfOpen<N>>(key).is_some()
     }
 
-    /// Whether there is a half-open entry under this key that is retained ([`crate::state::is_retained`]), or a reply entry for an acknowledgement
-    /// alone (`is_bare`).
+    /// Whether there is a half-open entry under this key that is retained ([`crate::state::is_retained`]).
     #[inline(always)]
-    fn may_be_late(&mut self, key: &FlowKey<N>, is_bare: bool) -> bool {
+    fn is_retained(&mut self, key: &FlowKey<N>) -> bool {
         let Some(entry) = self.find::<map::HalfOpen<N>>(key) else { return false };
         // The step that handles it checks the tag.
-        let is_late = |flow: &Flow<N>| is_retained(flow) || (is_bare && flow.flags & flow_flags::REPLY != 0);
-        self.with::<map::HalfOpen<N>, _>(entry, |entry| is_late(&entry.flow)).is_some_and(|is_late| is_late)
+        self.with::<map::HalfOpen<N>, _>(entry, |entry| is_retained(&entry.flow)).is_some_and(|is_retained| is_retained)
     }
 
     /// Copies the half-open entry under this key to `into`, its tag checked; `false`: there is none.

@@ -1,6 +1,5 @@
 //! Answers where the entries of their flow are missing, another flow's, or changed by another processor meanwhile, over plain tables.
 
-use crate::openings::{answers, asks, serving, syn};
 use lb_common::abi::{Flow, FlowKey, ServiceKey, TCP, UDP, flow_flags, flow_state, half_open_flags};
 use lb_common::decide::{Action, Hook, Verdict};
 use lb_common::limits;
@@ -8,7 +7,7 @@ use lb_common::outcome::Outcome;
 use lb_common::plain::{ISN, Memory, reply, tuple};
 use lb_common::state::{
     SourcePorts,
-    tcp_flag::{ACK, FIN, RST, SYN},
+    tcp_flag::{ACK, SYN},
 };
 
 const CLIENT: [u8; 4] = [10, 0, 1, 2];
@@ -158,39 +157,4 @@ fn a_direct_connection_counts_for_no_backend() {
     assert!(tables.flows.values().all(|flow| flow.flags & flow_flags::COUNTED == 0 || flow.backend != 0));
     let counted: Vec<_> = tables.health.iter().map(|(id, health)| (*id, health.connections)).collect();
     assert_eq!(counted, [(sent.backend, 1)]);
-}
-
-/// A backend that has closed first keeps the connection in TIME-WAIT. It acknowledges the end once more, if the client's segments overtake each other or
-/// the FIN comes again, and in answer to a SYN with lower numbers. That client resets what it does not know.
-#[test]
-fn what_a_backend_says_of_a_clients_ended_connection_reaches_the_client_from_the_service() {
-    let key = asks(TCP, 4000);
-    let mut tables = serving(1);
-    let sent = syn(&mut tables, 4000);
-    let back = answers(key, &sent);
-    let say = |tables: &mut Memory, flags, seq, ack| {
-        let verdict = tables.ask_numbered(back, flags, seq, ack, Hook::POD_OUT);
-        assert_eq!(
-            (verdict.outcome, verdict.address, verdict.port),
-            (Outcome::Replied, VIP, 80),
-            "{flags} {seq} {ack}"
-        );
-    };
-    let ask = |tables: &mut Memory, flags, seq, ack| tables.ask_numbered(key, flags, seq, ack, Hook::POD_IN).outcome;
-    say(&mut tables, SYN | ACK, 500, ISN + 1);
-    assert_eq!(ask(&mut tables, ACK, ISN + 1, 501), Outcome::Forwarded);
-    say(&mut tables, FIN | ACK, 501, ISN + 1);
-    assert_eq!(ask(&mut tables, FIN | ACK, ISN + 1, 502), Outcome::Forwarded);
-    say(&mut tables, ACK, 502, ISN + 2);
-    assert!(tables.flows.is_empty(), "it has ended");
-    say(&mut tables, ACK, 502, ISN + 2);
-    assert_eq!(ask(&mut tables, FIN | ACK, ISN + 1, 502), Outcome::Forwarded, "the acknowledgement was lost");
-    say(&mut tables, ACK, 502, ISN + 2);
-    assert_eq!(ask(&mut tables, SYN, ISN - 900, 0), Outcome::Selected);
-    say(&mut tables, ACK, 502, ISN + 2);
-    assert_eq!(ask(&mut tables, RST, ISN + 2, 0), Outcome::Forwarded);
-    assert_eq!(ask(&mut tables, SYN, ISN - 900, 0), Outcome::Forwarded);
-    say(&mut tables, SYN | ACK, 700, ISN - 899);
-    assert_eq!(ask(&mut tables, ACK, ISN - 899, 701), Outcome::Forwarded);
-    assert_eq!(tables.flows.len(), 2);
 }

@@ -198,23 +198,19 @@ fn where_one_address_has_no_port_left_the_next_one_stands_in() {
 
 #[test]
 fn what_a_backend_says_of_the_connection_before_on_a_snat_tuple_is_for_the_client_to_judge() {
-    // Whether the SNAT address is a service's, too, says nothing; nor does whether the client keeps its port.
-    for (own, port) in [(NODE, 40_000), (OTHER, 40_000), (NODE, 10_250), (OTHER, 10_250)] {
+    // Whether the SNAT address is a service's, too, says nothing.
+    for own in [NODE, OTHER] {
         let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
-        tables.own = Some(Masquerade::new(own, &[]));
-        let request = from(CLIENT, port, TCP);
+        (tables.own, tables.ports) = (Some(Masquerade::new(own, &[])), SourcePorts::of_range(61_000, 8));
+        let request = from(CLIENT, 40_000, TCP);
         let sent = tables.ask(request, SYN, Hook::NODE_IN);
         let (reply, before) = (answer(TCP, &sent), tables.half_open.clone());
         for hook in FIRST_SEEN {
             for (flags, ack) in [(ACK, 77), (ACK, ISN + 1), (FIN | ACK, 77), (FIN | ACK, ISN + 1)] {
                 let back = tables.ask_numbered(reply, flags, 99, ack, hook);
                 assert_eq!((back.action, back.outcome), (Action::ToClient, Outcome::Replied), "{flags} {ack} {hook:?}");
-                assert_eq!((back.client, back.client_port), (CLIENT, port));
+                assert_eq!((back.client, back.client_port), (CLIENT, 40_000));
                 assert_eq!((back.address, back.port), (NODE, NODE_PORT));
-            }
-            for flags in [ACK, FIN | ACK] {
-                let other = FlowKey { src: LOCAL, ..reply };
-                assert_eq!(tables.ask_numbered(other, flags, 99, 77, hook).action, Action::Pass, "another host's");
             }
         }
         assert_eq!(tables.half_open, before, "it answers nothing, and refuses nothing");
@@ -227,6 +223,32 @@ fn what_a_backend_says_of_the_connection_before_on_a_snat_tuple_is_for_the_clien
         assert_eq!(tables.ask_numbered(reply, ACK, 99, 77, Hook::NODE_IN).outcome, Outcome::Replied);
         assert_eq!(tables.ask(request, ACK, Hook::NODE_IN).outcome, Outcome::Forwarded);
         assert_eq!((tables.flows.len(), tables.half_open.len()), (2, 0));
+    }
+}
+
+#[test]
+fn segments_for_the_nodes_own_stack_pass() {
+    const SERVER: u16 = 10_250;
+    for own in [NODE, OTHER] {
+        let mut tables = serving(frontend_kind::NODE_PORT, 0, false);
+        tables.own = Some(Masquerade::new(own, &[]));
+        tables.ports = SourcePorts::of_range(62_000, 2);
+        // A client may keep its port, within the SNAT range or not.
+        for (port, is_translated) in [(SERVER, false), (61_999, false), (62_000, true), (62_001, true), (62_002, false)]
+        {
+            let sent = tables.ask(from(CLIENT, port, TCP), SYN, Hook::NODE_IN);
+            assert_eq!(sent.client_port, port);
+            let reply = answer(TCP, &sent);
+            let action = if is_translated { Action::ToClient } else { Action::Pass };
+            for flags in [ACK, FIN | ACK] {
+                for hook in FIRST_SEEN {
+                    let verdict = tables.ask_numbered(reply, flags, 99, 77, hook);
+                    assert_eq!(verdict.action, action, "{port} {flags} {hook:?}");
+                }
+                let other = FlowKey { src: LOCAL, ..reply };
+                assert_eq!(tables.ask_numbered(other, flags, 99, 77, Hook::NODE_IN).action, Action::Pass, "{port}");
+            }
+        }
     }
 }
 

@@ -294,15 +294,15 @@ fn half_open(model: &mut Model, asked: Asked, hint: Hint) -> Result<Option<(usiz
     {
         return Ok(Some((at, closed::ask(model, asked, at))));
     }
-    // A backend may still know another connection of the tuple, and acknowledge that: the client judges.
-    let may_be_late = has(FIN) || (protocol == Protocol::Tcp && asked.data == 0);
+    // A backend may still know another connection of a SNAT tuple that was reused: the client judges.
+    let is_reused = model.is_reused_port(dst.port());
     if let Some(at) = model.answering(protocol, src, dst).filter(ended)
-        && (begins || may_be_late)
+        && (begins || has(FIN) || is_reused)
     {
         return Ok(Some((at, ConnectionOutcome::Decided(closed::answer(model, asked, at)))));
     }
     if !begins {
-        let Some(at) = model.answering(protocol, src, dst).filter(|_| may_be_late) else { return Ok(None) };
+        let Some(at) = model.answering(protocol, src, dst).filter(|_| is_reused) else { return Ok(None) };
         return Ok(Some((at, ConnectionOutcome::Decided(unanswered::answer(model, asked, at, hint)?))));
     }
     if let Some(at) = model.asking(protocol, src, dst) {
