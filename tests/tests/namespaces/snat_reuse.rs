@@ -44,19 +44,6 @@ fn slow(client: &NetNs, both: [SocketAddr; 2]) -> [usize; 2] {
     [0, 1].map(|at| turns.iter().filter(|turn| turn[at]).count())
 }
 
-/// An agent on the first node with so many SNAT ports, and a service of two ports with this backend.
-fn start(network: &mut Network, backend: Backend, snat_ports: u16) -> Service {
-    let (_, addresses) = network.server(backend).unwrap();
-    let endpoint = Endpoint::ready(addresses).on(&network.nodes[backend.node().unwrap()].node_name());
-    let port = |name, port, target| Port { name, protocol: Protocol::Tcp, port, target };
-    let ports = vec![port("tcp", 80, TARGET), port("other", 81, TARGET + 1)];
-    let external = External { node_ports: vec![NODE_PORT, NODE_PORT + 1], ..External::default() };
-    let service = Service { ports, ..Service::standard("closing", 40, vec![endpoint]) }.with(external);
-    let flags = [&format!("--snat-ports=23000-{}", 23_000 + snat_ports - 1)[..]];
-    network.start_first(1, &Manifest::of([service.clone()]), &flags).unwrap();
-    service
-}
-
 /// Such a backend, of an external client: no connect by the service waits for a second SYN.
 fn delays_no_connect(subject: &str, backend: Backend, kind: AddressKind) {
     let mut network = Network::new(subject).unwrap();
@@ -67,7 +54,13 @@ fn delays_no_connect(subject: &str, backend: Backend, kind: AddressKind) {
         let routes = Family::ALL.map(|family| format!("route add {} via {}\n", addresses.of(family), own.of(family)));
         network.topology.wire().ip(&routes.concat()).unwrap();
     }
-    let service = start(&mut network, backend, SNAT_PORTS);
+    let at = backend.node().unwrap();
+    let endpoint = Endpoint::ready(addresses).on(&network.nodes[at].node_name());
+    let ports = vec![Port { name: "tcp", protocol: Protocol::Tcp, port: 80, target: TARGET }];
+    let external = External { node_ports: vec![NODE_PORT], ..External::default() };
+    let service = Service { ports, ..Service::standard("closing", 40, vec![endpoint]) }.with(external);
+    let flags = [&format!("--snat-ports=23000-{}", 23_000 + SNAT_PORTS - 1)[..]];
+    network.start_first(1, &Manifest::of([service.clone()]), &flags).unwrap();
 
     for family in Family::ALL {
         let (protocol, policy, client) = (Protocol::Tcp, Policy::Cluster, Client::Outside);
@@ -96,53 +89,4 @@ fn a_tuple_that_a_backend_elsewhere_keeps_in_time_wait_delays_no_connect() {
 #[test]
 fn a_tuple_that_a_pod_of_the_node_keeps_in_time_wait_delays_no_connect() {
     delays_no_connect("reuse-pod", Backend::Pod, AddressKind::ClusterIp);
-}
-
-/// Of 1,024 SNAT ports to one port of a backend, 900 rest. Connects to it take no longer than to another port, to which all are free. Both come 300
-/// times a second.
-#[test]
-fn connects_are_as_quick_while_most_snat_ports_rest() {
-    const PORTS: u16 = 1_024;
-    const RESTING: usize = 900;
-    const MEASURED: usize = 100;
-    const PACE: Duration = Duration::from_micros(3_333);
-    let mut network = Network::new("reuse-pace").unwrap();
-    let backend = Backend::PeerHost;
-    start(&mut network, backend, PORTS);
-    let (server, addresses) = network.server(backend).unwrap();
-    for family in Family::ALL {
-        let (kind, protocol, policy) = (AddressKind::NodePort, Protocol::Tcp, Policy::Cluster);
-        let client = network.client(Cell { kind, protocol, family, policy, client: Client::Outside, backend });
-        let at = |port| SocketAddr::new(addresses.of(family), port);
-        let own = network.nodes[0].addresses().of(family);
-        let both = [NODE_PORT, NODE_PORT + 1].map(|port| SocketAddr::new(own, port));
-        let servers = [(TARGET, RESTING + MEASURED), (TARGET + 1, MEASURED)];
-        let servers = servers.map(|(port, connections)| closing_server(&server, at(port), connections));
-        let connect = |to| {
-            let start = Instant::now();
-            let mut stream = Stream::connect_from(client, 0, to, PATIENCE).unwrap();
-            let took = start.elapsed();
-            stream.read_line().expect_err("the server says nothing");
-            took
-        };
-        for _ in 0..RESTING {
-            connect(both[0]);
-        }
-        let turns = (0..MEASURED).map(|_| {
-            let took = both.map(connect);
-            std::thread::sleep(PACE.saturating_sub(took[0] + took[1]));
-            took
-        });
-        let turns: Vec<[Duration; 2]> = turns.collect();
-        let [resting, free] = [0, 1].map(|at| {
-            let mut all: Vec<Duration> = turns.iter().map(|turn| turn[at]).collect();
-            all.sort_unstable();
-            all[MEASURED / 2]
-        });
-        for server in servers {
-            server.join().unwrap();
-        }
-        println!("{family:?}: half of the connects within {resting:?} while most ports rest, within {free:?} else");
-        assert!(resting < 10 * free, "{family:?}: {resting:?}, to a port that no SNAT port rests for {free:?}");
-    }
 }
