@@ -20,7 +20,8 @@ pub(super) const fn is_shortage(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::DroppedNoPort | Outcome::DroppedTableFull | Outcome::RefusedClientShare)
 }
 
-/// When each service port's last connection was refused, by what it met, and whose it was.
+/// When each service port's last connection was refused, by what it met, and whose the first one was: one client, so that the log names a shortage
+/// once.
 #[derive(Debug, Default)]
 pub(super) struct Shortages(BTreeMap<(Outcome, PortKey), (Instant, IpAddr)>);
 
@@ -29,7 +30,7 @@ impl Shortages {
     pub fn refused(&mut self, outcome: Outcome, service: &PortKey, client: IpAddr, now: Instant) {
         let key = (outcome, service.clone());
         if self.0.len() < NAMED || self.0.contains_key(&key) {
-            self.0.insert(key, (now, client));
+            self.0.entry(key).or_insert((now, client)).0 = now;
         }
     }
 
@@ -61,9 +62,12 @@ mod tests {
         let named = |shortages: &mut Shortages, now| {
             shortages.of_late(now).into_iter().map(|one| (one.service, one.outcome)).collect::<Vec<_>>()
         };
+        let whose = |shortages: &mut Shortages| shortages.of_late(start)[0].client;
         let no_port = |service: &str| (service.to_owned(), "dropped_no_port".to_owned());
         assert!(named(&mut shortages, start).is_empty());
         shortages.refused(Outcome::DroppedNoPort, &key(80), client, start);
+        shortages.refused(Outcome::DroppedNoPort, &key(80), IpAddr::from([198, 51, 100, 8]), start);
+        assert_eq!(whose(&mut shortages), client, "the first one, while the shortage lasts");
         shortages.refused(Outcome::DroppedNoPort, &key(81), client, start + NAMED_FOR / 2);
         let both = [no_port("demo/web:80/TCP"), no_port("demo/web:81/TCP")];
         assert_eq!(named(&mut shortages, start + NAMED_FOR / 2), both);

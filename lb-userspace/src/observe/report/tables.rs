@@ -78,7 +78,7 @@ pub struct ShortageReport {
     pub service: String,
     /// `dropped_no_port`, `dropped_table_full` or `refused_client_share`.
     pub outcome: String,
-    /// The client that was refused last.
+    /// The client that was refused first.
     pub client: IpAddr,
 }
 
