@@ -131,14 +131,11 @@ fn client<const N: usize, S: Stored>(
     key: &FlowKey<N>,
     decision: &Decision<N>,
 ) -> &'static str {
-    if decision.outcome == Outcome::Retried
-        && decision
-            .trace
-            .found::<map::HalfOpen<N>>()
-            .any(|(of, entry)| of == *key && entry.flow.flags & flow_flags::EXTERNAL != 0)
-    {
-        // The connection began outside, wherever its SYN comes now.
-        return "external";
+    // A SYN that is retried is served as its connection began, wherever it comes now.
+    if decision.outcome == Outcome::Retried {
+        let mut found = decision.trace.found::<map::HalfOpen<N>>();
+        let is_external = found.any(|(of, entry)| of == *key && entry.flow.flags & flow_flags::EXTERNAL != 0);
+        return if is_external { "external" } else { "local" };
     }
     if seen != Seen::NodeIn {
         return "local";
